@@ -145,36 +145,45 @@ def short_tracebacks(cls: C) -> C:
         if name.startswith("_") and name not in _PUBLIC_SPECIAL_METHODS:
             continue
         if isinstance(member, FunctionType):
-            setattr(cls, name, _with_short_traceback(member))
+            setattr(cls, name, short_traceback(member))
         elif isinstance(member, classmethod):
-            setattr(cls, name, classmethod(_with_short_traceback(member.__func__)))
+            setattr(cls, name, classmethod(short_traceback(member.__func__)))
     return cls
 
 
-def _with_short_traceback(function: Callable[..., Any]) -> Callable[..., Any]:
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def short_traceback(function: F) -> F:
+    """Decorate a method: errors leave it with short tracebacks. Methods on the path of every call do it themselves."""
+
     # Not Cancelled and KeyboardInterrupt: they pass through many frames of Fray's, and a block cuts them at the end.
     # A `raise` without operand adds no entry for this frame, so that none of Fray's is left.
-    if inspect.iscoroutinefunction(function):
-        # The names of the parameters are read by `fray.runtime.unawaited`.
-        @functools.wraps(function)
-        async def call_async(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-            try:
-                return await function(self, *args, **kwargs)
-            except Exception as error:
-                shorten_traceback(error)
-                raise
-
-        return call_async
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    # The names of the parameters are read by `fray.runtime.unawaited`.
+    async def call_async(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         try:
-            return function(*args, **kwargs)
+            return await function(self, *args, **kwargs)
         except Exception as error:
             shorten_traceback(error)
             raise
 
-    return call
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(self, *args, **kwargs)
+        except Exception as error:
+            shorten_traceback(error)
+            raise
+
+    wrapper: Any = call_async if inspect.iscoroutinefunction(function) else call
+    # At the place of the method, where profilers and the warning of a call that was not awaited look for it.
+    code = function.__code__
+    wrapper.__code__ = wrapper.__code__.replace(
+        co_filename=code.co_filename,
+        co_firstlineno=code.co_firstlineno,
+        co_name=code.co_name,
+        co_qualname=code.co_qualname,
+    )
+    return functools.wraps(function)(wrapper)  # type: ignore[return-value]
 
 
 def print_interrupt_short() -> None:

@@ -52,8 +52,6 @@ class Trace:
         if code.co_name in ("<module>", "<lambda>", "<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>"):
             return
         path = code.co_filename.removeprefix(PACKAGE)
-        if path == "tracebacks.py":  # around each public method
-            return
         self.calls += 1
         self.files[path] = self.files.get(path, 0) + 1
         self.functions.add((path, code.co_qualname))

@@ -54,7 +54,7 @@ from fray.model.text import plural
 from fray.runtime.actors.light import LightActorHost
 from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.runtime import Runtime
-from fray.runtime.scope.children import ChildKind
+from fray.runtime.scope.children import ChildKind, OnChildFailure
 from fray.runtime.scope.scope import ChildScope, open_child_scope, open_service_scope
 from fray.tracebacks import short_tracebacks
 
@@ -225,7 +225,7 @@ class Scope:
     async def _launch_jobs(
         self, built: Specs, on_failure: OnFailure, may_exist: bool = False, group: JobGroupSpec | None = None
     ) -> list[Job]:
-        decide = failure_policy(on_failure, self._job)
+        decide = OnChildFailure.ESCALATE if on_failure == "escalate" else failure_policy(on_failure, self._job)
         records = await self._children.launch(*built, ChildKind.JOB, decide, error_of, may_exist, group)
         return [self._job(record) for record in records]
 

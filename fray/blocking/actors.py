@@ -11,14 +11,13 @@ from fray.blocking.bridge.call_sender import CallSender, call_sender_of
 from fray.blocking.bridge.portal import Portal, refuse_in_loop
 from fray.blocking.futures import ActorFuture
 from fray.model.messages.calls import ActorMetrics
-from fray.tracebacks import short_tracebacks
+from fray.tracebacks import short_traceback, shorten_traceback
 from fray.type_variables import A_co, I_co, P, T_co
 
 T = TypeVar("T")
 Item = TypeVar("Item")
 
 
-@short_tracebacks
 class ActorMethod(Generic[P, T_co]):
     """Method of a remote actor: ``method(...)`` waits, ``method.remote(...)`` returns a future at once. ``T_co`` is
     what the method returns, as in `fray`.
@@ -44,6 +43,9 @@ class ActorMethod(Generic[P, T_co]):
         except KeyboardInterrupt:
             future.cancel()
             raise
+        except Exception as error:
+            shorten_traceback(error)
+            raise
 
     def remote(self, /, *args: P.args, **kwargs: P.kwargs) -> ActorFuture[T_co]:
         """Make the call and return a future of its result. Calls of one thread start in the order in which they are
@@ -56,7 +58,11 @@ class ActorMethod(Generic[P, T_co]):
             ChannelClosed: the cluster has been closed.
         """
         sender = self._handle._sender or self._handle._connect()
-        call = sender.make(self._name, args, kwargs)
+        try:
+            call = sender.make(self._name, args, kwargs)
+        except Exception as error:
+            shorten_traceback(error)
+            raise
         future: ActorFuture[T_co] = ActorFuture(call, sender.portal)
         sender.send(call, self._options)
         return future
@@ -66,12 +72,14 @@ class ActorMethod(Generic[P, T_co]):
     @overload
     def stream(self: ActorMethod[P, Items[Item]], /, *args: P.args, **kwargs: P.kwargs) -> Stream[Item]: ...
 
+    @short_traceback
     def stream(self, /, *args: Any, **kwargs: Any) -> Stream:
         """Return an iterator over a generator method: ``with method.stream(...) as items: for item in items``."""
         sender = self._handle._sender or self._handle._connect()
         method: native.ActorMethod[..., Any] = self._method
         return Stream(sender.portal, sender.portal.run(lambda: method.stream(*args, **kwargs)))
 
+    @short_traceback
     def open(self, /, *args: Any, **kwargs: Any) -> DuplexStream:
         """Open a duplex stream to a method that takes a `fray.Stream`: ``with method.open(...) as stream``, then
         ``stream.send(item)`` and ``stream.receive()``, or ``for item in stream``.
@@ -201,6 +209,7 @@ class ActorCall(Generic[A_co]):
         self, method: Callable[Concatenate[A_co, Context, P], Items[Item]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Stream[Item]: ...
 
+    @short_traceback
     def stream(self, /, *args: Any, **kwargs: Any) -> Stream:
         """Return an iterator over a generator method. As `ActorMethod.stream`."""
         method, rest = self._find(args)

@@ -11,10 +11,10 @@ from typing import Any, Protocol, TypeVar
 
 from fray.api.futures import Future
 from fray.blocking.bridge import pickling
-from fray.blocking.bridge.portal import Portal, awaiting, refuse_in_loop, waiting
+from fray.blocking.bridge.portal import Portal, awaiting, refuse_in_loop, waits
 from fray.errors import CallCancelled, FrayError
 from fray.model.ids import ActorId
-from fray.tracebacks import short_tracebacks
+from fray.tracebacks import shorten_traceback
 
 T = TypeVar("T")
 
@@ -41,7 +41,6 @@ class WaitableResult(Protocol):
         """Return whether a completed call has a result, and the pickled result or error."""
 
 
-@short_tracebacks
 class ActorFuture(concurrent.futures.Future[T]):
     """Result that arrives later: a `concurrent.futures.Future`, so `concurrent.futures.wait` and `asyncio.wrap_future`
     take it. Usable on any thread, any number of times; the call runs whether or not the result is read.
@@ -79,6 +78,9 @@ class ActorFuture(concurrent.futures.Future[T]):
             self._wait(timeout)
         try:
             return self._open()
+        except Exception as error:
+            shorten_traceback(error)
+            raise
         finally:
             self._turn.release()
 
@@ -91,7 +93,7 @@ class ActorFuture(concurrent.futures.Future[T]):
         if not self._done:  # else another thread is unpickling it
             refuse_in_loop("this future has no result yet, result() would wait")
             self._portal.check_here()
-        with awaiting(self._outcome), waiting():
+        with awaiting(self._outcome), waits.waiting():
             got = self._turn.acquire(timeout=-1 if timeout is None else min(max(0.0, timeout), threading.TIMEOUT_MAX))
         if not got:
             raise TimeoutError(f"no result within {timeout:g} s; the call continues: ask again, or cancel() it")

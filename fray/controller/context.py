@@ -132,8 +132,10 @@ class ControllerContext:
                 # Asked again although the scheduler has named the blob as unused: a launch that is pending may bring it
                 # back.
                 if not self.state.is_blob_used(blob):
-                    self.store.delete_blobs((blob,))
-                    self.bundles.release(blob)
+                    if self.store.has_blob(blob):
+                        self.store.delete_blobs((blob,))
+                    else:
+                        self.bundles.release(blob)
 
     def has_blob(self, blob: BlobId) -> bool:
         """Return whether a payload or value is stored, small or large."""

@@ -10,6 +10,7 @@ import logging
 import os
 import random
 import subprocess
+import sys
 import tempfile
 import time
 import warnings
@@ -50,7 +51,7 @@ from fray.node.ports import OFFERED_EMBEDDED, find_ports, ports_in_use, ports_ta
 from fray.node.run import run_node
 from fray.node.shim.progress_pipe import READ_BYTES, ProgressLog, open_pipe
 from fray.runtime.background import open_background_nursery
-from fray.runtime.notebook_cells import enter_cell_of
+from fray.runtime.notebook_cells import KERNEL, enter_cell_of
 from fray.runtime.process import current_job, stack_dump
 from fray.runtime.process.attempt import AttemptResult, SyncRunner, run_attempt, stopped
 from fray.runtime.runtime import Runtime
@@ -166,7 +167,8 @@ class TaskLauncher(Launcher):
 
     async def _run(self, attempt: _LocalAttempt, content: bytes | None) -> None:
         attempt_spec, began = attempt.attempt_spec, trio.current_time()
-        enter_cell_of(attempt_spec.spec.job_id)
+        if KERNEL in sys.modules:
+            enter_cell_of(attempt_spec.spec.job_id)
         # Ports are tried right before the start: another program may have taken one since the placement.
         taken = ports_in_use(attempt_spec.ports.values()) if attempt_spec.ports else []
         if not taken:

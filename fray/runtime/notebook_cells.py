@@ -18,6 +18,8 @@ from fray.model.ids import JobId
 Cell: TypeAlias = tuple[tuple[ContextVar[Any], Any], ...]
 """Variables of one cell with their values."""
 
+KERNEL = "ipykernel"
+"""Package that is imported in a kernel of Jupyter."""
 VARIABLES = frozenset({"parent_header", "shell_parent", "shell_parent_ident"})
 """Names of the variables of ipykernel: of its streams, of ``display`` and of the shell."""
 LAUNCHES_LIMIT = 10_000
@@ -28,13 +30,11 @@ _cells: OrderedDict[JobId, Cell] = OrderedDict()
 
 def is_notebook() -> bool:
     """Return whether this process is a kernel of Jupyter."""
-    return "ipykernel" in sys.modules
+    return KERNEL in sys.modules
 
 
 def remember_launch(job_ids: Iterable[JobId]) -> None:
-    """Note that the running cell launches these jobs; does nothing outside of a notebook."""
-    if not is_notebook():
-        return
+    """Note that the running cell launches these jobs."""
     cell = tuple((variable, value) for variable, value in copy_context().items() if variable.name in VARIABLES)
     for job_id in job_ids:
         _cells[job_id] = cell

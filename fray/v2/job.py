@@ -101,9 +101,9 @@ def wait_all(
     ended: dict[int, JobStatus] = {}
     pause = FIRST_LOOK_S
     # Late, as handles of other backends need none of it: a job of Fray that waits for its jobs lends them its CPUs.
-    from fray.blocking.bridge.portal import waiting
+    from fray.blocking.bridge.portal import waits
 
-    with waiting():
+    with waits.waiting():
         while True:
             for index, job in enumerate(jobs):
                 if index not in ended and JobStatus.finished(status := job.status()):

@@ -56,6 +56,7 @@ async def two_drivers(namespaces: tuple[str | None, str | None] = ("ns", "ns")) 
         serve_controller,
     )
     from fray.deploy.local import _node, local_capacity
+    from fray.deploy.local_processes import JobProcesses
     from fray.node.config import NodeConfig
 
     rng, token = random.Random(3), "t"
@@ -63,7 +64,7 @@ async def two_drivers(namespaces: tuple[str | None, str | None] = ("ns", "ns")) 
     config = NodeConfig(name="local", controller=CONTROLLER, token=token, capacity=local_capacity(), state_dir="")
     async with trio.open_nursery() as nursery:
         await nursery.start(serve_controller, network, (), token, rng, [config])
-        await nursery.start(_node, config, network, rng)
+        await nursery.start(_node, config, network, rng, JobProcesses("names"))
         first = open_driver(network, token, rng, namespace=namespaces[0], on_log=None)
         second = open_driver(network, token, rng, namespace=namespaces[1], on_log=None)
         async with first as one, second as two:

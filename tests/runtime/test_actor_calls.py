@@ -179,7 +179,7 @@ async def test_a_result_that_cannot_be_pickled_fails_that_call(autojump_clock: A
 async def test_a_message_over_the_limit_is_rejected_before_it_is_sent(autojump_clock: Any) -> None:
     async with open_stage() as stage:
         counter = await stage.actor(Counter())
-        with pytest.raises(MessageTooLarge, match="write it to storage and send its path") as caught:
+        with pytest.raises(MessageTooLarge, match="write the data to storage and send the path") as caught:
             counter.start("echo", bytearray(SIZE_LIMIT_BYTES + 1))  # untouched zero pages cost nothing
         assert caught.value.details["limit_bytes"] == SIZE_LIMIT_BYTES
         assert await counter.call("add") == 1

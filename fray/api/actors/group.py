@@ -16,9 +16,9 @@ from fray.api.actors.handle import ActorHandle, actor_id_of, label_of
 from fray.errors import ActorDied, DeadlineExceeded, GroupFailed, InvalidRequest, NoSuchJob
 from fray.model.actors import ActorStatus
 from fray.model.messages.client import Terminate
+from fray.runtime import waits
 from fray.runtime.actors.status_watch import ActorStatusWatch, request_end
 from fray.runtime.runtime import Runtime, current
-from fray.runtime.waits import waiting
 from fray.type_variables import A_co
 
 END_S = 30.0
@@ -94,7 +94,7 @@ class ActorGroup(Members[ActorHandle[A_co]]):
         if not 0 <= wanted <= len(self):
             raise InvalidRequest(f"wait_ready({wanted}): group {self.name!r} has {len(self)} members")
         watches = self._follow()
-        with trio.move_on_after(max(0.0, timeout)), waiting():
+        with trio.move_on_after(max(0.0, timeout)), waits.waiting():
             while self.ready_count < wanted:
                 self._check_possible(watches, wanted)
                 await self._changed.wait()

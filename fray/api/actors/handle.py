@@ -18,7 +18,7 @@ from fray.runtime.calls.futures import CallFuture
 from fray.runtime.calls.route import DEFAULT_OPTIONS, CallOptions, Route
 from fray.runtime.calls.streams import CallStream, DuplexStream
 from fray.runtime.runtime import Runtime, current
-from fray.tracebacks import short_tracebacks
+from fray.tracebacks import short_traceback, shorten_traceback
 from fray.type_variables import A_co, P, T_co
 
 T = TypeVar("T")
@@ -27,7 +27,6 @@ Items: TypeAlias = Iterable[Item] | AsyncIterable[Item]
 """Return type of a generator method of either kind."""
 
 
-@short_tracebacks
 class ActorMethod(Generic[P, T_co]):
     """Method of a remote actor: ``await method(...)``, or ``method.start(...)`` for a future at once.
 
@@ -46,7 +45,11 @@ class ActorMethod(Generic[P, T_co]):
             BaseException: the exception that the method raised, with its remote traceback as cause.
             ActorDied, MachineLost, OutcomeUnknown, DeadlineExceeded, NoSuchMethod, NotPicklable, MessageTooLarge.
         """
-        return await self._handle._connection_route().call(self._name, args, kwargs, self._options)  # type: ignore[no-any-return]
+        try:
+            return await self._handle._connection_route().call(self._name, args, kwargs, self._options)  # type: ignore[no-any-return]
+        except Exception as error:
+            shorten_traceback(error)
+            raise
 
     def start(self, /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T_co]:
         """Make the call now, without a checkpoint, and return a future of its result. Calls start in this order.
@@ -55,7 +58,11 @@ class ActorMethod(Generic[P, T_co]):
             NotPicklable, MessageTooLarge: an argument cannot be sent.
             ChannelFull: too many calls are unanswered: await some first.
         """
-        return self._handle._connection_route().start(self._name, args, kwargs, self._options)
+        try:
+            return self._handle._connection_route().start(self._name, args, kwargs, self._options)
+        except Exception as error:
+            shorten_traceback(error)
+            raise
 
     @overload
     def stream(
@@ -64,6 +71,7 @@ class ActorMethod(Generic[P, T_co]):
     @overload
     def stream(self: ActorMethod[P, Items[Item]], /, *args: P.args, **kwargs: P.kwargs) -> CallStream[Item]: ...
 
+    @short_traceback
     def stream(self, /, *args: Any, **kwargs: Any) -> CallStream:
         """Return an iterator over a generator method: ``async with method.stream(...) as items: async for item in
         items``.
@@ -73,6 +81,7 @@ class ActorMethod(Generic[P, T_co]):
         """
         return self._handle._connection_route().stream(self._name, args, kwargs, self._options)
 
+    @short_traceback
     def open(self, /, *args: Any, **kwargs: Any) -> DuplexStream[Any, T_co]:
         """Open a duplex stream to a method that takes a `fray.Stream`: ``async with method.open(...) as stream``, then
         ``await stream.send(item)`` and ``await stream.receive()``, or ``async for item in stream``.
@@ -251,6 +260,7 @@ class ActorCall(Generic[A_co]):
         self, method: Callable[Concatenate[A_co, Context, P], Items[Item]], /, *args: P.args, **kwargs: P.kwargs
     ) -> CallStream[Item]: ...
 
+    @short_traceback
     def stream(self, /, *args: Any, **kwargs: Any) -> CallStream:
         """Return an iterator over a generator method. As `ActorMethod.stream`."""
         method, rest = self._find(args)

@@ -15,6 +15,7 @@ from fray.model import job_text
 from fray.model.ids import AttemptId, JobId
 from fray.model.messages.client import GetStacks, Stacks, Terminate
 from fray.model.specs import EndReason, JobInfo, JobState
+from fray.runtime import waits
 from fray.runtime.controller_client import large_results
 from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.process.current_job import CurrentJob as CurrentJob
@@ -22,7 +23,6 @@ from fray.runtime.process.current_job import current_job as current_job
 from fray.runtime.runtime import Runtime, current, current_or_none
 from fray.runtime.serialization import errors
 from fray.runtime.serialization.values import loads_value
-from fray.runtime.waits import waiting
 from fray.tracebacks import short_tracebacks
 from fray.type_variables import T_co
 
@@ -124,10 +124,11 @@ class Job(Generic[T_co]):
             ConnectionFailed: the connection to the controller has ended.
         """
         await self.wait_ended()
-        if large_results.is_elsewhere(self._record) and self.info.state is JobState.SUCCEEDED:
-            fetched: T_co = await large_results.fetch_result(self._runtime.client, self._record)
-            return fetched
-        await large_results.fetch(self._record)
+        if self._record.value is None:
+            if large_results.is_elsewhere(self._record) and self.info.state is JobState.SUCCEEDED:
+                fetched: T_co = await large_results.fetch_result(self._runtime.client, self._record)
+                return fetched
+            await large_results.fetch(self._record)
         return self.result()
 
     def done(self) -> bool:
@@ -170,10 +171,12 @@ class Job(Generic[T_co]):
             raise error_of(self._record)
         if self._record.value is None and self.info.error_message is not None:
             raise FrayError(f"job {self.id}: {self.info.error_message}")
-        if self.info.stored is None and large_results.is_elsewhere(self._record):
+        value = self._record.value
+        if value is None and self.info.stored is None and large_results.is_elsewhere(self._record):
             fetched: T_co = self._fetch_from_thread()
             return fetched
-        value = self._record.value if self.info.stored is None else large_results.read_now(self._record)
+        if self.info.stored is not None:
+            value = large_results.read_now(self._record)
         result: Any = None if value is None else loads_value(value)
         return result  # type: ignore[no-any-return]
 
@@ -188,7 +191,7 @@ class Job(Generic[T_co]):
 
     async def wait_ended(self) -> JobInfo:
         """Wait for the end, however it came; raises only if the connection to the controller has ended."""
-        with waiting():
+        with waits.waiting():
             await self._record.ended.wait()
         if self._record.lost is not None:
             raise self._record.lost
@@ -197,7 +200,7 @@ class Job(Generic[T_co]):
     async def wait_running(self) -> JobInfo:
         """Wait until every process of the job runs, or the job has ended."""
         record = self._record
-        with waiting():
+        with waits.waiting():
             while record.info.state is JobState.PENDING and not record.ended.is_set():
                 await record.changed.wait()
         if record.lost is not None:

@@ -36,6 +36,7 @@ from fray.model.requests import Entrypoint, JobRequest
 from fray.model.reservations import ReservationId
 from fray.model.resources import ResourceConfig, short_repr
 from fray.model.specs import (
+    BLOB_LIMIT_BYTES,
     ActorConfig,
     EntryKind,
     JobSpec,
@@ -450,7 +451,8 @@ def dump_payload(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: s
         MessageTooLarge: it has more than 4 GiB.
     """
     content = value_of(pickling.pack_work(fn, args, kwargs, what))
-    check_size(len(content), f"{what}: the code with its arguments")
+    if len(content) > BLOB_LIMIT_BYTES:
+        check_size(len(content), f"{what}: the code with its arguments")
     return content
 
 

@@ -18,12 +18,12 @@ from fray.api.actors.handle import ActorCall, ActorHandle, ActorMethod
 from fray.errors import ActorDied, DeadlineExceeded, FrayError, InvalidRequest, NoSuchActor
 from fray.model.ids import Namespace
 from fray.model.messages.client import ActorEndpoint, Names
+from fray.runtime import waits
 from fray.runtime.calls.caller import Caller
 from fray.runtime.calls.futures import CallFuture
 from fray.runtime.calls.route import DEFAULT_OPTIONS, CallOptions, Route
 from fray.runtime.calls.streams import CallStream, DuplexStream
 from fray.runtime.runtime import Runtime, current
-from fray.runtime.waits import waiting
 from fray.type_variables import A_co, P, T_co
 
 log = logging.getLogger("fray.api.resolver")
@@ -211,7 +211,7 @@ class ActorPool(Generic[A_co]):
         Raises:
             DeadlineExceeded: (a TimeoutError) not within ``timeout`` seconds.
         """
-        with trio.move_on_after(timeout), waiting():
+        with trio.move_on_after(timeout), waits.waiting():
             while self.size < min_size:
                 await self._changed.wait()
             return
@@ -273,7 +273,7 @@ class ActorPool(Generic[A_co]):
         return _Broadcast(self, DEFAULT_OPTIONS)
 
     async def _wait_member(self, timeout_s: float | None) -> None:
-        with trio.move_on_after(EMPTY_WAIT_S if timeout_s is None else min(timeout_s, EMPTY_WAIT_S)), waiting():
+        with trio.move_on_after(EMPTY_WAIT_S if timeout_s is None else min(timeout_s, EMPTY_WAIT_S)), waits.waiting():
             while not self._living():
                 await self._changed.wait()
 

@@ -11,7 +11,7 @@ import trio
 
 from fray.api.futures import Future
 from fray.errors import ChannelFull, InvalidRequest, MessageTooLarge, NotPicklable
-from fray.runtime.waits import waiting
+from fray.runtime import waits
 from fray.type_variables import T_co
 
 OnProgress: TypeAlias = Callable[[int, int | None], object]
@@ -69,7 +69,7 @@ class TaskStream(Generic[T_co]):
             if self._exhausted and not self._flight:
                 self._end()
             self._changed = trio.Event()
-            with waiting():
+            with waits.waiting():
                 await self._changed.wait()
         del self._flight[future]
         self._taken += 1

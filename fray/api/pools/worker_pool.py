@@ -28,6 +28,7 @@ from fray.model.messages.large_values import SIZE_LIMIT_BYTES, check_size
 from fray.model.requests import JobRequest
 from fray.model.resources import ResourceConfig
 from fray.model.service_key import ServiceKey
+from fray.runtime import waits
 from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.objects.exports import exports_of
 from fray.runtime.runtime import Runtime
@@ -41,7 +42,6 @@ from fray.runtime.tasks.dispatcher import (
     WorkerConnection,
 )
 from fray.runtime.tasks.worker import TaskWorker
-from fray.runtime.waits import waiting
 
 if TYPE_CHECKING:
     from fray.api.cluster import Cluster
@@ -202,7 +202,7 @@ class WorkerPool(TaskPool):
 
     async def _wait_tasks(self) -> None:
         self._open = False
-        with waiting():
+        with waits.waiting():
             while self._dispatcher.unfinished:
                 await self._dispatcher.changed.wait()
 
@@ -312,7 +312,7 @@ class WorkerPool(TaskPool):
             FrayError: no worker will ever come; the message says why.
         """
         wanted = self.num_workers if min_workers is None else min_workers
-        with trio.move_on_after(timeout), waiting():
+        with trio.move_on_after(timeout), waits.waiting():
             while self.size < wanted and self._dispatcher.error is None:
                 await self._dispatcher.changed.wait()
             if self._dispatcher.error is not None:

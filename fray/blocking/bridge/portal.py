@@ -21,10 +21,10 @@ from typing import Any, Generic, Protocol, TypeVar
 import trio
 
 from fray.errors import BlockingNotAllowed, ChannelClosed, FrayError, ScopeCancelled
+from fray.runtime import waits as waits  # marks waits of threads, so that their job lends its CPUs
 from fray.runtime.current_call import awaiting as awaiting  # marks waits of threads, so that cycles are detected
 from fray.runtime.notebook_cells import context_without_cell
 from fray.runtime.runtime import Runtime, set_current
-from fray.runtime.waits import waiting as waiting  # marks waits of threads, so that their job lends its CPUs
 from fray.tracebacks import is_same_error, print_interrupt_short, shorten_traceback
 
 log = logging.getLogger("fray.blocking")

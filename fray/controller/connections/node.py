@@ -396,16 +396,16 @@ class NodeConnection:
                 continue
             self._awaiting_secrets.pop(attempt_id, None)
             blob = self._payload_of(desired)
-            # Large ones are fetched by the node, part by part.
-            if blob is not None and blob not in payloads and not self._context.bundles.has(blob):
+            if blob is not None and blob not in payloads:
                 data = self._context.store.blob(blob)
-                # Found by its hash when it was read. Without this report the job would wait for ever for a start that
-                # cannot come.
-                if data is None:
+                if data is not None:
+                    payloads[blob] = data
+                    size_bytes += len(data)
+                # Large ones are fetched by the node, part by part. Others are damaged, which was found by the hash when
+                # it was read: without this report the job would wait for ever for a start that cannot come.
+                elif not self._context.bundles.has(blob):
                     self._cannot_start(desired, "its payload is damaged in the controller's store")
                     continue
-                payloads[blob] = data
-                size_bytes += len(data)
             desired_attempts.append(desired)
         return desired_attempts, payloads
 

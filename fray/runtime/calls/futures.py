@@ -14,12 +14,12 @@ from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_resch
 
 from fray.errors import ActorDied, CallCancelled, DeadlineExceeded, FrayError, NotPicklable
 from fray.net.codec import Kind
+from fray.runtime import waits
 from fray.runtime.calls.wire import CANCELLED
 from fray.runtime.current_call import current_actor_var
 from fray.runtime.serialization import errors, pickling
 from fray.runtime.serialization.buffer_transfer import OutgoingTransfer
 from fray.runtime.serialization.buffers import PickledObject
-from fray.runtime.waits import waiting
 from fray.type_variables import T_co
 
 CANCEL_WAIT_S = 5.0
@@ -123,7 +123,7 @@ class FutureBase(Generic[T_co]):
             self._tasks.remove(task)
             return Abort.SUCCEEDED
 
-        with waiting():
+        with waits.waiting():
             await wait_task_rescheduled(abort)
 
     def _wake_tasks(self) -> None:

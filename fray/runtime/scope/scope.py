@@ -7,6 +7,7 @@ children and of the errors they owe is `fray.runtime.scope.children`.
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -21,10 +22,11 @@ from fray.model.environment import Secret, plain_variables, secret_names
 from fray.model.job_groups import JobGroupSpec
 from fray.model.messages.client import Role, Terminate
 from fray.model.specs import EndReason, JobInfo, JobSpec
+from fray.runtime import waits
 from fray.runtime.background import open_background_nursery
 from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.controller_client.large_results import upload_payloads
-from fray.runtime.notebook_cells import remember_launch
+from fray.runtime.notebook_cells import KERNEL, remember_launch
 from fray.runtime.runtime import Runtime
 from fray.runtime.scope.child_environment import prepare_specs
 from fray.runtime.scope.children import (
@@ -37,7 +39,6 @@ from fray.runtime.scope.children import (
 from fray.runtime.scope.wait_reports import report_waits
 from fray.runtime.serialization.errors import scope_error
 from fray.runtime.serialization.values import Value
-from fray.runtime.waits import waiting
 from fray.tracebacks import prepend_traceback
 
 CONFIRM_S = 10.0
@@ -92,9 +93,10 @@ class ChildScope:
             if not spec.detached:
                 known = supervision if isinstance(supervision, OnChildFailure) else OnChildFailure.ESCALATE
                 self.children.add(ScopeChild(spec.job_id, kind, known))
-        report_waits(self.runtime)
+        if self.runtime.role is Role.JOB:
+            report_waits(self.runtime)
         # Of an actor the cell that calls it is shown, not the one that created it.
-        if kind is ChildKind.JOB:
+        if kind is ChildKind.JOB and KERNEL in sys.modules:
             remember_launch(spec.job_id for spec in specs)
         # Needed only if the launch fails: attaching to a job must not end it.
         known_before = {
@@ -102,7 +104,9 @@ class ChildScope:
         }
         try:
             specs = await prepare_specs(self.runtime, specs)
-            attached = await upload_payloads(self.runtime.client, payloads)
+            attached = [payload for payload in payloads if isinstance(payload, bytes)]
+            if len(attached) < len(payloads):
+                attached = await upload_payloads(self.runtime.client, payloads)
             records = await self.runtime.client.jobs.launch(specs, attached, group)
         except BaseException as error:
             # The launch may have been accepted although its wait was cancelled; its jobs would then run without an
@@ -211,7 +215,7 @@ class ChildScope:
 
     async def wait_jobs_then_end_actors(self) -> None:
         """Leave the scope in order."""
-        with waiting():
+        with waits.waiting():
             while self.children.living(ChildKind.JOB):
                 self._settled = trio.Event()
                 await self._settled.wait()
@@ -220,7 +224,7 @@ class ChildScope:
 
     async def wait_empty(self) -> None:
         """Wait until no child is left."""
-        with waiting():
+        with waits.waiting():
             while self.children.children:
                 self._settled = trio.Event()
                 await self._settled.wait()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fray.model.messages.client import Role
 from fray.model.service_key import ServiceKey
 from fray.runtime.runtime import Runtime, current_or_none
 from fray.runtime.waits import WaitCounter, set_finder
@@ -11,9 +10,9 @@ WAITS: ServiceKey[WaitCounter] = ServiceKey("waits")
 
 
 def report_waits(runtime: Runtime) -> None:
-    """Report the waits of a job from now on, as it launches something; in the loop. Does nothing for a driver."""
-    # A driver holds no CPUs. A job that has launched nothing has nothing below it that could use its own.
-    if runtime.role is Role.JOB and runtime.services.get(WAITS) is None:
+    """Report the waits of a job from now on, as it launches something; in the loop. A driver holds no CPUs."""
+    # Not before: a job that has launched nothing has nothing below it that could use its CPUs.
+    if runtime.services.get(WAITS) is None:
         runtime.services[WAITS] = reporter = WaitCounter(runtime.token, runtime.client.request)
         set_finder(_reporter_here)
         runtime.nursery.start_soon(reporter.run)

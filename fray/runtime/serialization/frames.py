@@ -16,7 +16,7 @@ from fray.tracebacks import REMOTE_FRAME, traceback_entries, traceback_of
 
 FrameRow: TypeAlias = tuple[int, str, int, str, str, int, str, str]
 """Number of the frame in its error, file, line number, name, qualified name, first line number, text of the line,
-path of the file relative to a folder of ``sys.path``, or empty."""
+path of the file below the folder from which its module is imported, or empty."""
 
 FRAMES_LIMIT = 1000
 """Maximum number of frames sent of one error, the innermost."""
@@ -35,16 +35,15 @@ def _row(entry: TracebackType, numbers: dict[FrameType, int]) -> FrameRow:
     # Numbered, as one frame may be in the tracebacks of an error and of its group, where it is one frame again.
     number = numbers.setdefault(frame, len(numbers))
     line = linecache.getline(code.co_filename, entry.tb_lineno, frame.f_globals).strip()
-    relative = _relative(code.co_filename) if line else ""
+    relative = _relative(code.co_filename, str(frame.f_globals.get("__name__", ""))) if line else ""
     names = code.co_name, code.co_qualname
     return number, code.co_filename, entry.tb_lineno, *names, code.co_firstlineno, line, relative
 
 
-def _relative(path: str) -> str:
-    for folder in sys.path:
-        if folder and path.startswith(f"{folder.rstrip('/')}/"):
-            return path[len(folder.rstrip("/")) + 1 :]
-    return ""
+def _relative(path: str, module: str) -> str:
+    # By the name of the module and not by ``sys.path``, in which each process has other folders.
+    depth = module.count(".") + path.endswith("/__init__.py")
+    return "/".join(path.rsplit("/", depth + 1)[1:])
 
 
 def load_frames(rows: Sequence[FrameRow], frames: dict[int, FrameType]) -> TracebackType | None:
