@@ -202,12 +202,16 @@ async def run(options: argparse.Namespace, screen: Screen) -> dict[str, Any]:
             if options.kill_worker:
                 nursery.start_soon(killing.run, merger, len(shards), screen)
             screen.stage("tokenize", "bytes", sum((Path(root) / file).stat().st_size for file in files), len(files))
-            await all_of(pool.submit(process_shard, n, root, shard, merger) for n, shard in enumerate(shards))
+            for future in [pool.submit(process_shard, n, root, shard, merger) for n, shard in enumerate(shards)]:
+                await future
             screen.update(await merger.progress(), pool.size)
             clock.ended("tokenize")
             bands = await merger.plan()
             screen.stage("near copies", "bands", len(bands), len(files))
-            await all_of(pool.submit(process_band, n, *band, merger) for n, band in enumerate(bands))
+            heaviest_first = iter(enumerate(bands))
+            async with trio.open_nursery() as submitters:
+                for _ in range(options.workers):
+                    submitters.start_soon(submit_bands, pool, heaviest_first, merger)
             screen.update(await merger.progress(), pool.size)
             clock.ended("near copies")
             nursery.cancel_scope.cancel()
@@ -225,9 +229,10 @@ def process_age_s() -> float:
     return round(time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"), 2)
 
 
-async def all_of(futures: Iterable[Any]) -> None:
-    for future in list(futures):
-        await future
+async def submit_bands(pool: Any, bands: Iterator[tuple[int, tuple[int, int]]], merger: Any) -> None:
+    """Submit one band after the other: a pool assigns tasks ahead, where a heavy one would wait behind another."""
+    for number, band in bands:
+        await pool.submit(process_band, number, *band, merger)
 
 
 async def watch(merger: Any, pool: Any, screen: Screen) -> None:
