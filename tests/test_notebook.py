@@ -220,6 +220,27 @@ def test_a_cell_with_the_asyncio_api_has_output_and_html_too(kernel: Kernel) -> 
     assert "succeeded" in done.shown["text/html"]
 
 
+@pytest.mark.parametrize("wait", ["job", "asyncio.Event().wait()"])
+def test_an_interrupt_of_a_cell_with_the_asyncio_api_ends_its_block(kernel: Kernel, tmp_path: Path, wait: str) -> None:
+    free = str(tmp_path / "free")
+    kernel.run_well("import asyncio, fray.aio")
+    waiting = kernel.start(
+        "async with fray.aio.open_cluster('local') as opened:\n"
+        f"    job = await opened.launch(request('held', say, 'one', {free!r}))\n"
+        "    await job.wait_running()\n"
+        # Printed by the loop once the cell waits: then the loop has nothing more to do, and the job prints nothing.
+        "    asyncio.get_running_loop().call_soon(lambda: print('waits', flush=True))\n"
+        f"    await {wait}\n"
+    )
+    kernel.wait_text(waiting, "stdout", "waits")
+    kernel.manager.interrupt_kernel()
+    while not waiting.ended:
+        kernel.receive()
+    assert waiting.error.startswith("CancelledError")
+    assert kernel.run_well("print(cluster.launch(request('next', abs, -7)).wait())").text("stdout") == ["7"]
+    Path(free).touch()  # a thread of `local` cannot be killed
+
+
 def shown(notebook: Any) -> list[list[str]]:
     """Return what each cell shows, with one id for all jobs. Progress lines of Fray on standard error may come late."""
     found = []

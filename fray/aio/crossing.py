@@ -9,6 +9,7 @@ FastAPI.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from types import TracebackType
@@ -18,8 +19,29 @@ import anyio
 
 from fray.blocking.bridge.portal import INTERRUPTED_WAIT_S, HeldContext, LoopRequest, Portal
 from fray.errors import FrayError
+from fray.runtime.notebook_cells import is_notebook
 
 T = TypeVar("T")
+
+NOTICE_INTERRUPT_S = 0.5
+"""Seconds within which the loop of a notebook runs what the handler of SIGINT has scheduled."""
+
+_woken_loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
+
+
+def notice_interrupts(loop: asyncio.AbstractEventLoop) -> None:
+    """Wake the loop every `NOTICE_INTERRUPT_S` until it is closed, if this is a notebook; once for each loop."""
+    # The kernel's handler of SIGINT schedules the cancellation of the cell by `call_soon`, which does not wake the
+    # loop: in a cell that waits and prints nothing, the interrupt has an effect only with the next event. As long as
+    # the loop, and not only while a call of `fray.aio` waits: cells await futures of Fray as well.
+    if not is_notebook() or loop in _woken_loops:
+        return
+    _woken_loops.add(loop)
+
+    def wake() -> None:
+        loop.call_later(NOTICE_INTERRUPT_S, wake)
+
+    wake()
 
 
 class AsyncioTurn:
@@ -39,6 +61,7 @@ class AsyncioTurn:
                 "`with fray.blocking.open_cluster(...) as cluster:`"
             ) from None
         self._released = asyncio.Event()
+        notice_interrupts(self._loop)
 
     def locked(self) -> bool:
         """Return whether it has not been released."""
