@@ -123,6 +123,8 @@ class GroundTruth:
     """Machines (and drivers, and the controller) whose processes are stopped now."""
     offered: dict[str, Capacity] = Factory(dict)
     """Capacity of each machine, by name."""
+    owners: dict[JobId, str] = Factory(dict)
+    """Session, or attempt, that launched each job which is not detached; filled by the scenario."""
     ghosts: int = 0
     """Number of executions in killed processes, which do not count."""
 
@@ -254,13 +256,25 @@ class GroundTruth:
                     self.breach("P6", f"{new.attempt_id} and {other.attempt_id}: slices are mixed, or shared")
 
     def _check_room(self, new: ProcessRun) -> None:
-        """Check that the processes of a machine do not exceed its capacity."""
+        """Check that the processes of a machine do not exceed its capacity, beside CPUs that are lent."""
         capacity, used, mine = self.offered.get(new.machine), self.load(new.machine), new.spec.demand
         if capacity is None:
             return
-        cpu_milli, memory_bytes = used.cpu_milli + mine.cpu_milli, used.memory_bytes + mine.memory_bytes
+        cpu_milli = used.cpu_milli + mine.cpu_milli - self._lent_at_most(new)
+        memory_bytes = used.memory_bytes + mine.memory_bytes
         if cpu_milli > capacity.cpu_milli or memory_bytes > capacity.memory_bytes:
             self.breach("P6", f"{new.machine} is overcommitted by {new.attempt_id}")
+
+    def _lent_at_most(self, new: ProcessRun) -> int:
+        """Return the thousandths of CPUs of the machine's processes that have others below them there."""
+        here = {process_run.attempt_id: process_run for process_run in (*self.on(new.machine), new)}
+        lenders = set[str]()
+        for process_run in here.values():
+            owner = self.owners.get(process_run.job_id)
+            while owner in self.processes:
+                lenders.add(owner)
+                owner = self.owners.get(self.processes[owner].job_id)
+        return sum(process_run.spec.demand.cpu_milli for id_, process_run in here.items() if id_ in lenders)
 
     def on(self, machine: str) -> Iterator[ProcessRun]:
         """Return the living processes of a machine."""

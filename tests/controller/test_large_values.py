@@ -100,7 +100,7 @@ def test_a_value_arrives_whole_whatever_is_lost_on_the_way(
         store = Store.memory()
         async with stage(store) as cluster:
             driver, node = await cluster.client(), await cluster.node()
-            count, put = 0, []
+            count, put, one_at_a_time = 0, [], trio.Lock()
 
             async def interfere() -> None:
                 nonlocal count
@@ -109,13 +109,18 @@ def test_a_value_arrives_whole_whatever_is_lost_on_the_way(
                 if what == "drop":
                     cluster.network.drop("controller")
                 elif what:
-                    await cluster.crash()
-                    if what == "lose chunks":
-                        # An upload that the controller has not completed may have gone with its disk's cache.
-                        complete = set(store.chunks.bundles())
-                        if not complete:
-                            store.chunks.drop(list(store.chunks.ages()))
-                    await cluster.start()
+                    # Requests are under way side by side, and there is one controller to restart.
+                    async with one_at_a_time:
+                        await restart(what)
+
+            async def restart(what: str) -> None:
+                await cluster.crash()
+                if what == "lose chunks":
+                    # An upload that the controller has not completed may have gone with its disk's cache.
+                    complete = set(store.chunks.bundles())
+                    if not complete:
+                        store.chunks.drop(list(store.chunks.ages()))
+                await cluster.start()
 
             def meddled(peer: Peer) -> Any:
                 async def ask(message: object, blobs: Any = (), /) -> Any:

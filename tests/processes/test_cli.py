@@ -357,7 +357,8 @@ def test_run_shows_what_the_program_prints_on_its_streams_and_returns_its_exit_c
 def test_a_program_that_waits_for_room_says_for_what(run: Fray, lab: Lab) -> None:
     process = command(lab, "run", "--name", "large", "--cpu", "5000", "--", "true")
     assert process.stderr is not None
-    reason = process.stderr.readline()
+    warning, reason = process.stderr.readline(), process.stderr.readline()
+    assert re.match(r"fray: warning: job 'large' fits no machine of this cluster", warning), warning
     assert re.match(r"fray: large-\w+ waits: needs 5000 CPUs", reason), reason
     job = reason.split()[1]
     assert run("logs", job).err == f"fray: {job} has not been started yet; `fray explain {job}` says why\n"

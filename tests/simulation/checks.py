@@ -73,7 +73,7 @@ def _reasons_to_end(scenario: Scenario, life: ProcessRun) -> Iterable[tuple[floa
         yield beaten + life.spec.stall_s, life.machine, f"{life.spec.name} stalled"
     if life.spec.time_limit_s is not None:
         yield life.began + life.spec.time_limit_s, CONTROLLER, f"the time limit of {life.spec.name} has expired"
-    owner = scenario.owners.get(life.job_id)
+    owner = scenario.truth.owners.get(life.job_id)
     if owner is None:
         return
     driver = scenario.truth.drivers.get(owner)

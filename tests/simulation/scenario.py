@@ -154,7 +154,6 @@ class Scenario:
     happened: Counter[str] = Factory(Counter)
     outcomes: Counter[str] = Factory(Counter)
     lines: list[str] = Factory(list)
-    owners: dict[JobId, str] = Factory(dict)
     named: dict[str, list[JobId]] = Factory(dict)
     accepted: dict[JobId, str] = Factory(dict)
     seen: dict[JobId, list[JobInfo]] = Factory(dict)
@@ -188,7 +187,7 @@ class Scenario:
         if isinstance(event, LaunchRequested):
             for spec in event.launch.jobs:
                 if not spec.detached:
-                    self.owners.setdefault(spec.job_id, event.session)
+                    self.truth.owners.setdefault(spec.job_id, event.session)
                 self.named.setdefault(spec.name, []).append(spec.job_id)
 
     def _count(self, effects: Sequence[Effect]) -> None:
