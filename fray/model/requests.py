@@ -292,8 +292,9 @@ class JobRequest(Generic[T_co]):
             )
 
     def members(self) -> int:
-        """Return the number of processes of the gang: replicas times the hosts of one replica."""
-        replicas = self.resources.replicas if self.replicas is None else self.replicas
-        if replicas < 1:
-            raise InvalidRequest(f"job {self.name!r}: replicas={replicas} must be 1 or more")
-        return replicas * self.resources.hosts_per_replica()
+        """Return the number of processes of the gang: replicas times the hosts of one replica.
+
+        Raises:
+            InvalidRequest: fewer than one replica.
+        """
+        return self.resources.members(self.replicas, f"job {self.name!r}")

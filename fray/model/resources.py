@@ -285,6 +285,21 @@ class ResourceConfig:
         """Return the memory limit of one member; 0 without a limit (no size was given)."""
         return 0 if self.memory is None else parse_bytes(self.memory, "memory")
 
+    def members(self, replicas: int | None, what: str) -> int:
+        """Return the number of processes of a gang: replicas times the hosts of one replica.
+
+        Args:
+            replicas: number of replicas; None: that of these resources.
+            what: whose they are, for the error.
+
+        Raises:
+            InvalidRequest: fewer than one replica.
+        """
+        count = self.replicas if replicas is None else replicas
+        if count < 1:
+            raise InvalidRequest(f"{what}: replicas={count} must be 1 or more")
+        return count * self.hosts_per_replica()
+
     def hosts_per_replica(self) -> int:
         """Return how many machines one replica spans: the hosts of its TPU slice type, else 1."""
         return _hosts(self.device)

@@ -461,7 +461,8 @@ def dump_payload(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], what: s
 
 def _base_spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content: Value | None) -> JobSpec:
     variables = request.environment.env_vars
-    demand, members = request.resources.demand(), request.members()
+    demand = request.resources.demand()
+    members = request.resources.members(request.replicas, f"job {request.name!r}")
     spec = JobSpec(
         job_id=mint_job_id(request.name, runtime.rng),
         name=request.name,
