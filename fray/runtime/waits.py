@@ -43,7 +43,7 @@ class WaitCounter:
         with self._lock:
             was_waiting = self._count > 0
             self._count += number
-            changes = was_waiting is not self._count > 0
+            changes = was_waiting != (self._count > 0)
         if not changes:
             return
         # Directly where possible: what a thread asks for comes at a time that no seed decides.
