@@ -56,12 +56,9 @@ def on_wait_reported(state: State, event: WaitReported, out: EffectBuffer) -> No
 
 
 def attempts_above(state: Tables, owner: str) -> Iterator[AttemptRow]:
-    """Yield the living attempts in a chain of owners, the nearest first."""
-    while (attempt := state.attempts.get(owner)) is not None:
-        # Also above an ended one, whose jobs are being ended.
-        if attempt.living:
-            yield attempt
-        owner = state.jobs[attempt.job_id].owner
+    """Return the living attempts in a chain of owners, the nearest first."""
+    # Also those above an ended one, whose jobs are being ended.
+    return (attempt for attempt in state.owner_attempts(owner) if attempt.living)
 
 
 # Placing --------------------------------------------------------------------------------------------------------------
@@ -73,13 +70,13 @@ def place_on_loans(state: State, out: EffectBuffer) -> None:
     # The same inputs give the same result: most steps change neither the machines nor the queue.
     if inputs == state.lending_inputs:
         return
-    children = state.queue.children
+    children, holds = state.queue.children, MachineHolds(state)
     for owner in sorted(children, key=lambda owner: _order(state, owner)):
         lenders = [attempt for attempt in attempts_above(state, owner) if attempt.lends]
         shapes = sorted(children[owner], key=lambda shape: children[owner][shape].first) if lenders else []
         for shape in shapes:
             # Equal jobs fit or do not fit together, so the first refusal is that of all.
-            while shape in children.get(owner, ()) and _place_first(state, out, owner, shape, lenders):
+            while shape in children.get(owner, ()) and _place_first(state, out, owner, shape, lenders, holds):
                 pass
     state.lending_inputs = state.placement_inputs()
 
@@ -90,7 +87,12 @@ def _order(state: State, owner: str) -> tuple[int, str]:
 
 
 def _place_first(
-    state: State, out: EffectBuffer, owner: str, shape: PlacementShape, lenders: Sequence[AttemptRow]
+    state: State,
+    out: EffectBuffer,
+    owner: str,
+    shape: PlacementShape,
+    lenders: Sequence[AttemptRow],
+    holds: MachineHolds,
 ) -> bool:
     """Place the first job of this shape that an owner waits for; return False if it does not fit."""
     applicant = state.queue.applicants[state.queue.children[owner][shape].first[-1]]
@@ -99,7 +101,6 @@ def _place_first(
     is_pinned = applicant.id in state.jobs and state.jobs[applicant.id].spec.pin_cpus
     if len(shape.request.parts) > 1 or part.slice_hosts or is_pinned or applicant.id in state.claims:
         return False
-    holds = MachineHolds(state)
     for choice, demand in enumerate(part.choices):
         with HypotheticalPool(state, shape.reservation) as trial:
             grants = _place_members(state, trial, demand, part.members, lenders, holds, applicant)

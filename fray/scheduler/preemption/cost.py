@@ -106,9 +106,5 @@ def descendants(state: Tables, job: JobRow) -> Iterator[JobRow]:
 
 
 def ancestors(state: Tables, job: JobRow) -> Iterator[JobRow]:
-    """Yield the job whose process owns it, and so on upwards."""
-    attempt = state.attempts.get(job.owner)
-    while attempt is not None:
-        owner = state.jobs[attempt.job_id]
-        yield owner
-        attempt = state.attempts.get(owner.owner)
+    """Return the job whose process owns it, and so on upwards."""
+    return (state.jobs[attempt.job_id] for attempt in state.owner_attempts(job.owner))

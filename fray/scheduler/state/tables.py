@@ -231,6 +231,12 @@ class Tables(MachineTables):
             self._on_ports_released(attempt.node)
         self.touch("attempt", attempt.attempt_id)
 
+    def owner_attempts(self, owner: str) -> Iterator[AttemptRow]:
+        """Yield the attempts in a chain of owners, the nearest first, also those that have ended."""
+        while (attempt := self.attempts.get(owner)) is not None:
+            yield attempt
+            owner = self.jobs[attempt.job_id].owner
+
     def set_lending(self, attempt: AttemptRow, lends: bool) -> None:
         """Set whether a living attempt lends its CPUs; what it has lent stays lent until its users end."""
         if attempt.lends is not lends:
