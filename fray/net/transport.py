@@ -1,6 +1,7 @@
 """Interface of the layer under a channel: whole binary messages in order, and a way to dial and listen.
 
-Addresses are strings: ``tcp:HOST:PORT``, ``unix:/path``, ``memory:NAME``, ``relay:INCARNATION``.
+Addresses are strings: ``tls:HOST:PORT#FINGERPRINT``, ``tcp:HOST:PORT``, ``unix:/path``, ``memory:NAME``,
+``relay:INCARNATION``.
 `fray.net.transports.websocket` and `fray.net.transports.memory` implement both protocols and pass
 `fray.testing.conformance`.
 """
@@ -45,6 +46,8 @@ class PeerIdentity:
     # The pid comes from the kernel (SO_PEERCRED), not from the peer, so its end may count as proof.
     process: ProcessMark | None = None
     """Process of the dialer, if known: one of this machine, connected by a Unix socket."""
+    uris: tuple[str, ...] = ()
+    """URIs in the certificate that the dialer has shown and an authority of the listener has issued."""
 
 
 class Transport(Protocol):

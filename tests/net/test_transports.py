@@ -42,7 +42,7 @@ from fray.testing.conformance import (
 )
 from tests.support.plain_websocket import PlainWebSocketNetwork
 
-KINDS = ["memory", "tcp", "unix", "plain tcp", "plain unix"]
+KINDS = ["memory", "tcp", "tls", "unix", "plain tcp", "plain unix"]
 
 
 @asynccontextmanager
@@ -53,6 +53,8 @@ async def bench_of(kind: str, tmp_path: Path) -> AsyncIterator[NetworkUnderTest]
             yield NetworkUnderTest(MemoryNetwork(random.Random(0)), "memory:host")
         elif kind.startswith("plain"):
             yield NetworkUnderTest(PlainWebSocketNetwork(nursery), address)
+        elif kind == "tls":
+            yield NetworkUnderTest(WebSocketNetwork(), "tls:127.0.0.1:0")
         else:
             yield NetworkUnderTest(WebSocketNetwork(), address)
         nursery.cancel_scope.cancel()

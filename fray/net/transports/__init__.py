@@ -3,6 +3,7 @@
 - `memory`: inside one process, with faults for simulation. `listener`: authenticated listeners of it and of tunnels.
 - `websocket`: TCP and Unix sockets, on top of `sockets` (addresses, dialing, binding), a handshake, and
   `websocket_transport` (messages on a non-blocking socket, with the pure parser `websocket_frames`).
+- TLS: `tls_socket` (a non-blocking socket), `tls_dialer` and `tls_listener`, with `fray.net.tls`.
 - Handshakes: `local_handshake` on one machine, with the pure `http_upgrade`; `trio_handshake` between machines.
 - `routed_network`: two networks as one.
 """

@@ -18,7 +18,7 @@ CHALLENGE = {"WWW-Authenticate": "Fray"}
 UNAUTHORIZED_BODY = "authentication required: set FRAY_TOKEN or pass token=\n"
 _BLANK_LINE = b"\r\n\r\n"
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-_REASONS = {101: "Switching Protocols", 400: "Bad Request", 401: "Unauthorized"}
+_REASONS = {101: "Switching Protocols", 400: "Bad Request", 401: "Unauthorized", 426: "Upgrade Required"}
 
 
 class HandshakeLost(Exception):

@@ -74,9 +74,13 @@ async def _send(sock: socket.socket, data: bytes) -> None:
 async def _receive_head(sock: socket.socket, first_bytes: bytes) -> tuple[bytes, bytes]:
     data = b""
     while (found := http_upgrade.split_head(data, first_bytes)) is None:
-        await trio.lowlevel.wait_readable(sock)
-        # May include the first frames behind the head, which are returned as the surplus.
-        more = sock.recv(RECEIVE_BYTES)
+        # First without waiting: with TLS it may be here already, where the kernel does not see it.
+        try:
+            # May include the first frames behind the head, which are returned as the surplus.
+            more = sock.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            await trio.lowlevel.wait_readable(sock)
+            continue
         if not more:
             # Not foreign: a listener that ends while connections wait in its queue closes them like this.
             raise http_upgrade.HandshakeLost("the connection was closed during the handshake", foreign=False)

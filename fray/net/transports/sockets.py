@@ -1,4 +1,8 @@
-"""Addresses to sockets: ``tcp:HOST:PORT`` and ``unix:/path``, dialed and bound without blocking the loop."""
+"""Addresses to sockets: ``tcp:HOST:PORT`` and ``unix:/path``, dialed and bound without blocking the loop.
+
+``tls:HOST:PORT#FINGERPRINT`` is TCP with TLS; the fingerprints (up to two, with a comma) are those of the listener's
+certificate or of its authority. To listen they are left out.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from attrs import frozen
 
 from fray.errors import ConnectionFailed, InvalidRequest, Refused, Unreachable
 from fray.net.process_identity import peer_pid
+from fray.net.tls.identity import PINS_LIMIT, check_fingerprint
 
 # A restarted controller is dialed by its whole fleet at once. The kernel applies its own limit (net.core.somaxconn)
 # too.
@@ -32,12 +37,14 @@ _TRANSIENT = {errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.EAGAIN}
 
 @frozen
 class Address:
-    """A parsed address; ``path`` for Unix sockets, else ``host`` and ``port``."""
+    """A parsed address; ``path`` for Unix sockets, else ``host`` and ``port``; with TLS its fingerprints ``pins``."""
 
     text: str
     host: str = ""
     port: int = 0
     path: str = ""
+    is_tls: bool = False
+    pins: tuple[str, ...] = ()
 
     @property
     def host_header(self) -> str:
@@ -49,20 +56,31 @@ def parse(address: str) -> Address:
     """Parse an address.
 
     Raises:
-        InvalidRequest: neither ``tcp:HOST:PORT`` nor ``unix:/path``, or a file name that is too long.
+        InvalidRequest: neither ``tcp:HOST:PORT`` nor ``unix:/path`` nor ``tls:HOST:PORT#FINGERPRINT``, or a file name
+            that is too long.
         Unreachable: an address that is not reachable over a socket.
     """
     scheme, _, rest = address.partition(":")
     if scheme in ("memory", "relay"):
         raise Unreachable(f"{address} cannot be reached over a socket", address=address)
-    host, colon, port = rest.rpartition(":")
-    if scheme == "tcp" and colon and port.isdecimal() and int(port) < 65536 and host:
-        return Address(address, host=host.strip("[]"), port=int(port))
+    place, _, pins = rest.partition("#") if scheme == "tls" else (rest, "", "")
+    host, colon, port = place.rpartition(":")
+    if scheme in ("tcp", "tls") and colon and port.isdecimal() and int(port) < 65536 and host:
+        return Address(
+            address, host=host.strip("[]"), port=int(port), is_tls=scheme == "tls", pins=_parse_pins(address, pins)
+        )
     if scheme == "unix" and rest.startswith("/"):
         if len(os.fsencode(os.path.basename(rest))) > UNIX_NAME_LIMIT_BYTES:
             raise InvalidRequest(f"{address}: a Unix socket's name has at most {UNIX_NAME_LIMIT_BYTES} bytes")
         return Address(address, path=rest)
     raise InvalidRequest(f"invalid address {address!r}; expected tcp:HOST:PORT or unix:/path")
+
+
+def _parse_pins(address: str, text: str) -> tuple[str, ...]:
+    pins = tuple(text.split(",")) if text else ()
+    if len(pins) > PINS_LIMIT:
+        raise InvalidRequest(f"{address}: at most {PINS_LIMIT} fingerprints")
+    return tuple(check_fingerprint(pin, address) for pin in pins)
 
 
 @contextlib.contextmanager
@@ -237,7 +255,7 @@ def _bound(address: Address, sock: socket.socket) -> str:
     if address.path:
         return address.text
     host = f"[{address.host}]" if ":" in address.host else address.host
-    return f"tcp:{host}:{sock.getsockname()[1]}"
+    return f"{'tls' if address.is_tls else 'tcp'}:{host}:{sock.getsockname()[1]}"
 
 
 async def accept(listener: socket.socket) -> tuple[socket.socket, str]:

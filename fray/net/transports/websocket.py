@@ -1,7 +1,7 @@
 """Dial and listen over TCP and Unix sockets: a WebSocket handshake, then `WebSocketTransport`.
 
-Between machines trio-websocket does the handshake (`fray.net.transports.trio_handshake`), on one machine
-`fray.net.transports.local_handshake`; the bytes on the wire are the same.
+Over plain TCP trio-websocket does the handshake (`fray.net.transports.trio_handshake`), otherwise
+`fray.net.transports.local_handshake`; the bytes on the wire are the same. With TLS all of it is inside TLS.
 """
 
 from __future__ import annotations
@@ -10,18 +10,23 @@ import contextlib
 import logging
 import random
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Iterator
 from types import ModuleType
 
 import trio
 
-from fray.errors import FrayError, ProtocolMismatch, Unauthorized, Unreachable
+from fray.errors import FrayError, InvalidRequest, ProtocolMismatch, Unauthorized, Unreachable
 from fray.net import auth
 from fray.net.process_identity import process_behind
+from fray.net.tls.explain import explain_dial, explain_serve
 from fray.net.transport import Authorize, Credential, PeerIdentity, Transport
 from fray.net.transports import local_handshake, sockets
 from fray.net.transports.http_upgrade import HandshakeLost, UpgradeRejected
 from fray.net.transports.sockets import Address
+from fray.net.transports.tls_dialer import TlsDialer
+from fray.net.transports.tls_listener import TlsServer
+from fray.net.transports.tls_socket import TlsSocket, shown_uris
 from fray.net.transports.websocket_transport import WebSocketTransport
 
 logger = logging.getLogger("fray.net")
@@ -38,29 +43,71 @@ class WebSocketNetwork:
 
     Args:
         rng: generator of nonces; the system's by default.
+        tls_server: what ``tls:`` listeners show. Default: a certificate of this process alone.
+        tls_dialer: dials ``tls:`` addresses.
     """
 
-    def __init__(self, rng: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        rng: random.Random | None = None,
+        *,
+        tls_server: TlsServer | None = None,
+        tls_dialer: TlsDialer | None = None,
+    ) -> None:
         self.rng = rng or random.SystemRandom()
+        self.tls_server = tls_server or TlsServer()
+        self._tls_dialer = tls_dialer
+
+    @property
+    def tls_dialer(self) -> TlsDialer:
+        """Dialer of ``tls:`` addresses, made with the first one: most processes dial Unix sockets only."""
+        if self._tls_dialer is None:
+            self._tls_dialer = TlsDialer()
+        return self._tls_dialer
 
     async def dial(self, address: str, credential: Credential | None, *, timeout_s: float) -> Transport:
         """See `Network.dial`."""
         target = sockets.parse(address)
         # Connecting and handshake together: the kernel accepts for a process that is suspended.
         with trio.move_on_after(timeout_s):
-            sock = await sockets.connect(target)
             try:
-                return await self._upgrade(sock, target, credential)
-            except BaseException as error:
-                # A transport owns its socket only after the handshake.
-                sock.close()
-                # A cancellation must stay what it is.
-                if isinstance(error, Exception):
-                    raise explain(error, address) from error
-                raise
+                return await self._dial(target, credential)
+            except Unreachable:
+                if not target.is_tls or self.tls_dialer.identity is None:
+                    raise
+            # A listener that does not accept this process's certificate, which may have expired or be of an authority
+            # that was replaced, closes after the dialer's handshake. The key opens the connection, and a new
+            # certificate can be requested over it.
+            transport = await self._dial(target, credential, shows_identity=False)
+            self.tls_dialer.identity = None
+            return transport
         raise Unreachable(f"no answer from {address} within {timeout_s:.3g} s", address=address)
 
-    async def _upgrade(self, sock: socket.socket, target: Address, credential: Credential | None) -> Transport:
+    async def _dial(
+        self, target: Address, credential: Credential | None, *, shows_identity: bool = True
+    ) -> WebSocketTransport:
+        sock = await self._connect(target, shows_identity)
+        try:
+            return await self._upgrade(sock, target, credential)
+        except BaseException as error:
+            # A transport owns its socket only after the handshake.
+            sock.close()
+            # A cancellation must stay what it is.
+            if isinstance(error, Exception):
+                raise explain(error, target.text) from error
+            raise
+
+    async def _connect(self, target: Address, shows_identity: bool) -> socket.socket:
+        if not target.is_tls:
+            return await sockets.connect(target)
+        # Never without: any machine that answers at the address would be accepted.
+        if not target.pins:
+            raise InvalidRequest(
+                f"{target.text} has no fingerprint of a certificate; expected tls:HOST:PORT#FINGERPRINT"
+            )
+        return await self.tls_dialer.connect(target, shows_identity=shows_identity)
+
+    async def _upgrade(self, sock: socket.socket, target: Address, credential: Credential | None) -> WebSocketTransport:
         surplus = await _handshake_of(sock).client_handshake(sock, target, credential, self.rng)
         identity = PeerIdentity(credential.key_id if credential else "", target.text)
         return WebSocketTransport(sock, identity, client=True, surplus=surplus)
@@ -74,24 +121,36 @@ class WebSocketNetwork:
         task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """See `Network.listen`."""
-        listener = Listener(auth.Authenticator(authorize, self.rng), handler, self._serve)
-        await listener.run(sockets.parse(address), task_status)
+        target = sockets.parse(address)
+        tls = self.tls_server if target.is_tls else None
+        if tls is not None:
+            tls.prepare()
+        listener = Listener(auth.Authenticator(authorize, self.rng), handler, self._serve, tls)
+        await listener.run(target, task_status)
 
     async def _serve(self, sock: socket.socket, remote: str, listener: Listener) -> None:
         upgraded = None
-        # Only the handshake is limited in time: a peer that sends a byte now and then must not hold its place for ever.
-        with listener.counting_handshake(), trio.move_on_after(HANDSHAKE_S):
-            upgraded = await _handshake_of(sock).server_handshake(sock, listener.authenticator)
-        if upgraded is not None:
-            key_id, surplus = upgraded
-            # Looked up after the proof of the key: an unauthenticated peer causes no reads of /proc.
-            identity = PeerIdentity(key_id, remote, process_behind(sock))
-            await listener.serve(WebSocketTransport(sock, identity, client=False, surplus=surplus))
+        try:
+            # Only the handshake is limited in time: a peer that sends a byte now and then must not hold its place for
+            # ever.
+            with listener.counting_handshake(), trio.move_on_after(HANDSHAKE_S):
+                if listener.tls is not None:
+                    sock = await listener.tls.accept(sock)
+                upgraded = await _handshake_of(sock).server_handshake(sock, listener.authenticator)
+            if upgraded is not None:
+                key_id, surplus = upgraded
+                uris = shown_uris(sock) if isinstance(sock, TlsSocket) else ()
+                # Looked up after the proof of the key: an unauthenticated peer causes no reads of /proc.
+                identity = PeerIdentity(key_id, remote, process_behind(sock), uris)
+                await listener.serve(WebSocketTransport(sock, identity, client=False, surplus=surplus))
+        finally:
+            # With TLS this is another object than the one that was accepted.
+            sock.close()
 
 
 def _handshake_of(sock: socket.socket) -> ModuleType:
-    """Return the module with the handshake: Fray's own on this machine, that of trio-websocket between machines."""
-    if sock.family == socket.AF_UNIX:
+    """Return the module with the handshake: that of trio-websocket for plain TCP, else Fray's own."""
+    if sock.family == socket.AF_UNIX or isinstance(sock, TlsSocket):
         return local_handshake
     from fray.net.transports import trio_handshake  # takes 40 ms to import, only needed between machines
 
@@ -106,8 +165,10 @@ class Listener:
         authenticator: auth.Authenticator,
         handler: Callable[[Transport], Awaitable[None]],
         serve: Callable[[socket.socket, str, Listener], Awaitable[None]],
+        tls: TlsServer | None = None,
     ) -> None:
         self.authenticator = authenticator
+        self.tls = tls
         self._pending = 0
         self._handler = handler
         self._serve = serve
@@ -115,7 +176,7 @@ class Listener:
     async def run(self, address: Address, task_status: trio.TaskStatus[str]) -> None:
         with sockets.listening(address) as (listener, bound):
             async with trio.open_nursery() as nursery:
-                task_status.started(bound)
+                task_status.started(bound if self.tls is None else f"{bound}#{','.join(self.tls.pins)}")
                 while True:
                     sock, remote = await sockets.accept(listener)
                     # Beyond the limit without an answer, which would need a task as well.
@@ -137,7 +198,7 @@ class Listener:
         try:
             await self._serve(sock, remote, self)
         except Exception as error:  # noqa: BLE001 (it ends this connection; the listener continues)
-            why = explain(error, remote)
+            why = explain_serve(error) if isinstance(error, ssl.SSLError) else explain(error, remote)
             logger.info("handshake with %s failed: %s", remote, why)
         finally:
             # Also the way in which a rejected or late handshake ends.
@@ -162,8 +223,16 @@ def explain(error: BaseException, address: str) -> FrayError:
         return error
     if isinstance(error, UpgradeRejected) and error.status in (401, 403):
         return Unauthorized(f"{address} does not accept the key: check the token", address=address)
+    if isinstance(error, UpgradeRejected) and error.status == 426:
+        return ProtocolMismatch(
+            f"{address} requires TLS, and this side has no fingerprint of its certificate authority: `fray ca show` on "
+            "the controller prints it, for FRAY_CA_FINGERPRINT",
+            address=address,
+        )
     if isinstance(error, UpgradeRejected):
         return ProtocolMismatch(f"{address} answers HTTP {error.status}: not a Fray server", address=address)
+    if isinstance(error, ssl.SSLError):
+        return explain_dial(error, address)
     # Lost and not understood are different: the first is dialed again, the second is final.
     if (isinstance(error, HandshakeLost) and not error.foreign) or isinstance(
         error, OSError | trio.BrokenResourceError

@@ -20,6 +20,7 @@ from fray.errors import ConnectionFailed, MessageTooLarge, ProtocolMismatch
 from fray.net.transport import Bytes, PeerIdentity
 from fray.net.transports import sockets, websocket_frames
 from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES, too_large
+from fray.net.transports.tls_socket import TlsSocket
 from fray.net.transports.websocket_frames import (
     BINARY,
     CLOSE,
@@ -52,6 +53,7 @@ class WebSocketTransport:
         self.is_near = sockets.is_near(sock)
         """True if the other end is certainly on this machine."""
         self._sock = sock
+        self._tls = sock if isinstance(sock, TlsSocket) else None
         self._client = client
         self._reader = Reader(masked=not client, limit_bytes=TRANSPORT_LIMIT_BYTES, data=surplus)
         self._closed_reason: str | None = None
@@ -222,6 +224,10 @@ class WebSocketTransport:
         self._more = self._streak % EAGER_READS > 0
 
     async def _wait_readable(self) -> None:
+        if self._tls is not None and self._tls.pending():
+            # Decrypted already, so the kernel would not report it.
+            await trio.lowlevel.checkpoint()
+            return
         self._receiving = True
         try:
             await trio.lowlevel.wait_readable(self._sock)
