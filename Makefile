@@ -7,12 +7,13 @@ TEST_WORKERS ?= $(shell nproc)
 PYTEST := $(PY) -m pytest
 PARALLEL := -n $(TEST_WORKERS) --dist loadgroup
 
-.PHONY: help demo test test-all lint docs campaign bench peers clean constraints venv
+.PHONY: help demo test test-all network lint docs campaign bench peers clean constraints venv
 
 help:
 	@echo "make demo [ARGS='--compare --kill-worker --json report.json'] the main job: copies in the standard library"
 	@echo "make test [ARGS='-k name']                                    lint, types and the default tests: fixed seeds, without Ray"
 	@echo "make test-all [ARGS='--hypothesis-seed=7']                      every test: processes, Ray, random seeds (printed)"
+	@echo "make network [ARGS='-k relay']                                hosts as namespaces, cut, reset, rebooted (needs root; see tests/network)"
 	@echo "make docs                                                     the pages and a reference of everything public, in build/docs"
 	@echo "make campaign                                                 300 seeds, 1,000 deaths, 300 kills, 10 minutes of load, all tests with each Python"
 	@echo "make lint                                                     lint and types alone"
@@ -38,6 +39,10 @@ test-all: lint
 	@$(PYTEST) --all $(PARALLEL) -m "not timed" $(ARGS) || [ $$? -eq 5 ]
 	@$(PYTEST) --all -m timed $(ARGS) || [ $$? -eq 5 ]
 	@[ -n "$(ARGS)" ] || FRAY_PYTHONS="3.12 3.13 3.14" tools/pythons
+
+# Scenarios wait more than they compute, but their times are measured: two at a time.
+network: venv
+	@$(PYTEST) --network -n 2 tests/network $(ARGS)
 
 lint: venv
 	@$(PY) -m ruff check .
@@ -74,6 +79,7 @@ constraints:
 
 campaign: venv
 	@FRAY_EXTRAS=test tools/pythons --all $(PARALLEL) -m "not timed" tests
+	@$(MAKE) network
 	@$(PY) -m tests.simulation --seeds 0-299 --jobs $(TEST_WORKERS)
 	@$(PY) -m bench.restarts --count 1000
 	@$(PY) -m bench.faults --kills 300

@@ -2,6 +2,7 @@
 
 ``pytest`` alone runs the default suite: deterministic, without Ray, one process test per promise. ``pytest --all`` adds
 the process tests, the tests against Ray and the long simulations, and draws the examples of Hypothesis at random.
+Scenarios of the network laboratory (tests/network/) run with ``--network``, a few of them with ``--all``.
 """
 
 from __future__ import annotations
@@ -52,12 +53,14 @@ settings.register_profile("random", deadline=None, print_blob=True)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run every test, with random examples")
+    parser.addoption("--network", action="store_true", help="run every scenario of the network laboratory, too")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"within(seconds): limit of this test, in place of {TEST_LIMIT_S} s")
     config.addinivalue_line("markers", "timed: measures times, so it runs alone (make test-all runs these last)")
     config.addinivalue_line("markers", "full: runs only with --all")
+    config.addinivalue_line("markers", "in_test_all: a scenario of tests/network/ that `make test-all` runs, too")
     config.addinivalue_line("markers", "promise(name): a process test that the default suite runs too")
     config.addinivalue_line("markers", "first_hour: the page that a new user follows; run with every Python")
     every = config.getoption("--all")
@@ -82,13 +85,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--all"):
-        return
+    every, network = config.getoption("--all"), config.getoption("--network")
     kept, left = [], []
     for item in items:
         full = item.get_closest_marker("full") is not None
         process = "/processes/" in item.nodeid and item.get_closest_marker("promise") is None
-        (left if full or process else kept).append(item)
+        short = item.get_closest_marker("in_test_all") is not None
+        if short or ("/network/" in item.nodeid and "lab" in getattr(item, "fixturenames", ())):
+            wanted = network or (every and short)
+        else:
+            wanted = every or not (full or process)
+        (kept if wanted else left).append(item)
     if left and kept:
         config.hook.pytest_deselected(items=left)
         items[:] = kept

@@ -1,0 +1,96 @@
+"""Actors and functions that run on the hosts of the laboratory, and record there what happened to them."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import trio
+
+import fray
+from tests.network.host import SHARED
+
+OVERLAPS = "overlaps"
+"""File in the shared folder with a line for each incarnation that began while another of its actor ran."""
+
+
+class Ledger:
+    """Counts what is done to it by key, so that repeated and lost effects are seen; one of a name runs at a time."""
+
+    def __init__(self, name: str = "ledger") -> None:
+        self._effects: Counter[str] = Counter()
+        self._items: Counter[str] = Counter()
+        # Held until this process ends, whatever ends it; the hosts share the file.
+        self._lock = (Path(SHARED) / f"{name}.lock").open("a")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with (Path(SHARED) / OVERLAPS).open("a") as file:
+                file.write(f"{name}: process {os.getpid()} on {socket.gethostname()}\n")
+
+    async def add(self, key: str) -> int:
+        """Count one effect, and return how often this key was counted."""
+        self._effects[key] += 1
+        return self._effects[key]
+
+    async def add_slowly(self, key: str, seconds: float) -> int:
+        """Count one effect at the beginning of a call that lasts."""
+        self._effects[key] += 1
+        await trio.sleep(seconds)
+        return self._effects[key]
+
+    async def numbers(self, count: int) -> AsyncIterator[int]:
+        """Stream numbers from 0."""
+        for number in range(count):
+            yield number
+
+    async def collect(self, key: str, stream: fray.Stream) -> int:
+        """Count the items of a two-way stream, and send each back."""
+        async for item in stream:
+            self._items[f"{key} {item}"] += 1
+            await stream.send(item)
+        return sum(1 for name in self._items if name.startswith(f"{key} "))
+
+    async def digest(self, key: str, array: bytes) -> str:
+        """Count one effect, and return the digest of a large argument."""
+        self._effects[key] += 1
+        return hashlib.sha256(array).hexdigest()
+
+    async def effects(self) -> dict[str, object]:
+        """Return the number of keys counted, and those that were counted more than once."""
+        repeated = sorted(key for key, times in (self._effects + self._items).items() if times > 1)
+        return {"keys": len(self._effects), "items": len(self._items), "repeated": repeated}
+
+    async def missing(self, keys: list[str]) -> list[str]:
+        """Return which of the keys were never counted."""
+        return [key for key in keys if not self._effects[key]]
+
+    async def where(self) -> str:
+        """Return the name of the host and the process."""
+        return f"{socket.gethostname()} {os.getpid()}"
+
+
+class Computer:
+    """Computes on its only thread."""
+
+    def compute(self, seconds: float) -> str:
+        """Keep the interpreter for so long, as an extension that computes does."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            # One C call that does not release the interpreter for a second or so.
+            sum(range(20_000_000))
+        return socket.gethostname()
+
+
+def call_by_name(name: str, method: str, *args: object) -> object:
+    """Call an actor from a job, by the name of its server."""
+    pool: Any = fray.blocking.ClusterResolver(fray.blocking.current_cluster()).lookup(name)
+    pool.wait_for_size(1)
+    return getattr(pool.call(), method)(*args)

@@ -1,0 +1,167 @@
+"""Driver program of the laboratory: it does what lines on its standard input say, several at once.
+
+Each line is a JSON object with ``id``, ``do`` (the name of a function below) and arguments; each answer has ``id``,
+``value`` or ``error``, and the seconds from ``began`` to ``ended`` on the clock that all hosts share.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import sys
+import time
+from typing import Any
+
+import trio
+from attrs import define, field
+
+import fray
+from tests.network import actors
+
+
+@define(eq=False)
+class Console:
+    """State that the lines are about: a cluster, a scope, actors and jobs by name."""
+
+    cluster: fray.Cluster
+    scope: fray.Scope
+    nursery: trio.Nursery
+    server: fray.ActorServer
+    handles: dict[str, Any] = field(factory=dict)
+    jobs: dict[str, Any] = field(factory=dict)
+
+    async def create(self, name: str, kind: str = "Ledger", on: str = "", **config: Any) -> str:
+        """Create an actor, on a named node if ``on`` is given, and return where it runs."""
+        constraints = [f"host == {on}"] if on else []
+        resources = fray.ResourceConfig.with_cpu(cpu=0.1, memory="100MB", constraints=constraints)
+        args = (name,) if kind == "Ledger" else ()
+        actor: Any = await self.scope.create_actor(
+            getattr(actors, kind),
+            *args,
+            name=name,
+            resources=resources,
+            actor_config=fray.ActorConfig(**config),
+            on_failure="absorb",
+        )
+        self.handles[name] = actor
+        return str(await actor.where()) if kind == "Ledger" else ""
+
+    async def serve(self, name: str) -> None:
+        """Serve an actor in this process."""
+        await self.server.register(name, actors.Ledger(name))
+
+    async def call(self, name: str, method: str, *args: Any, idempotent: bool = False) -> Any:
+        """Call once."""
+        return await getattr(self.handles[name], method).options(idempotent=idempotent)(*args)
+
+    async def calls(self, name: str, prefix: str, seconds: float, pause_s: float = 0.05) -> list[list[Any]]:
+        """Call `Ledger.add` again and again; return of each when it began, how long it took, and its error or ""."""
+        made = []
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            began, error = time.monotonic(), ""
+            try:
+                await self.handles[name].add(f"{prefix}-{len(made)}")
+            except fray.FrayError as caught:
+                error = f"{type(caught).__name__}: {caught}"
+            made.append([began, time.monotonic() - began, error])
+            await trio.sleep(pause_s)
+        return made
+
+    async def stream(self, name: str, count: int) -> list[Any]:
+        """Read a stream of numbers; return whether all came once and in order, and the items each second."""
+        began = time.monotonic()
+        async with self.handles[name].numbers.stream(count) as numbers:
+            right = [number async for number in numbers] == list(range(count))
+        return [right, count / (time.monotonic() - began)]
+
+    async def exchange(self, name: str, key: str, count: int) -> bool:
+        """Send items through a two-way stream, and return whether each came back once and in order."""
+        back = []
+        async with self.handles[name].collect.open(key) as stream, trio.open_nursery() as nursery:
+
+            async def send() -> None:
+                for number in range(count):
+                    await stream.send(number)
+                await stream.done_sending()
+
+            nursery.start_soon(send)
+            back = [item async for item in stream]
+        return back == list(range(count))
+
+    async def send_array(self, name: str, key: str, size_bytes: int) -> bool:
+        """Send a large argument, and return whether it arrived as it is."""
+        array = random.randbytes(size_bytes)
+        found = await self.handles[name].digest(key, array)
+        return bool(found == hashlib.sha256(array).hexdigest())
+
+    async def launch(self, name: str, seconds: float) -> None:
+        """Launch a job that lasts, without waiting for it."""
+        request = fray.JobRequest(
+            name=name,
+            entrypoint=fray.Entrypoint.from_callable(time.sleep, (seconds,)),
+            resources=fray.ResourceConfig.with_cpu(cpu=0.1, memory="50MB"),
+        )
+        self.jobs[name] = await self.scope.launch(request)
+
+    async def wait(self, name: str) -> None:
+        """Wait for a job."""
+        await self.jobs[name].wait()
+
+    async def ask_job(self, server: str, key: str) -> Any:
+        """Let a job call an actor that some process serves under a name."""
+        resources = fray.ResourceConfig.with_cpu(cpu=0.1, memory="100MB")
+        return await self.scope.run(actors.call_by_name, server, "add", key, resources=resources)
+
+    async def nodes(self) -> dict[str, str]:
+        """Return of each node whether the controller hears from it: ``alive`` or ``silent``."""
+        return {node.name: "alive" if node.alive else "silent" for node in await self.cluster.nodes()}
+
+    async def living(self, name: str) -> bool:
+        """Return whether an actor of this name lives."""
+        return any(actor.name == name for actor in await self.cluster.list_actors(name))
+
+    async def find(self, name: str) -> None:
+        """Get a handle of an actor that another process has created or serves."""
+        self.handles[name] = await self.cluster.get_actor(name)
+
+    async def serve_line(self, line: bytes) -> None:
+        """Do one line, and print its answer."""
+        asked = json.loads(line)
+        answer: dict[str, Any] = {"id": asked["id"], "began": time.monotonic()}
+        try:
+            answer["value"] = await getattr(self, asked["do"])(*asked["args"], **asked["options"])
+        except BaseException as error:
+            answer["error"] = f"{type(error).__name__}: {error}"
+            # The test judges errors of calls; a cancellation is an answer too, and passes on.
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            answer["ended"] = time.monotonic()
+            print(json.dumps(answer), flush=True)
+
+
+async def main() -> None:
+    """Serve until standard input ends; what this driver owns ends then."""
+    async with (
+        fray.open_cluster(namespace="laboratory", logs=False) as cluster,
+        fray.ActorServer(cluster) as server,
+        cluster.open_scope("laboratory") as scope,
+        trio.open_nursery() as nursery,
+    ):
+        console = Console(cluster, scope, nursery, server)
+        print(json.dumps({"id": 0, "value": os.getpid(), "began": 0.0, "ended": 0.0}), flush=True)
+        lines = trio.lowlevel.FdStream(os.dup(sys.stdin.fileno()))
+        rest = b""
+        async for data in lines:
+            *whole, rest = (rest + data).split(b"\n")
+            for line in whole:
+                nursery.start_soon(console.serve_line, line)
+        nursery.cancel_scope.cancel()
+        scope.cancel()
+
+
+if __name__ == "__main__":
+    trio.run(main)
