@@ -1,7 +1,7 @@
 """Fray: jobs and actors on fleets of machines, on Trio's structured concurrency.
 
-The names of this package are re-exports, listed in `fray.public_names` and imported when the first of them is used: the
-command line, the controller and the nodes are in this package too and need none of them. From the bottom up:
+The names of this package are re-exports, listed in `fray.public_names`. Each is imported when it is used: the command
+line, the controller and the nodes are in this package too and need none of them. From the bottom up:
 
     errors, model       exceptions, and the values that processes exchange; no I/O
     net                 channels between two processes, bulk buffers, tunnels, storage
@@ -47,8 +47,8 @@ _loading = threading.RLock()
 
 
 def load() -> None:
-    """Import all names at once. A zygote calls this for all jobs that it will start."""
-    with _loading:  # else two threads, each importing modules that the other needs, would deadlock or see half a module
+    """Import the names that most programs use. A zygote calls this for all jobs that it will start."""
+    with _loading:
         public = importlib.import_module("fray.public_names")
         globals().update({name: value for name, value in vars(public).items() if name in public.__all__})
         globals()["__all__"] = public.__all__
@@ -57,12 +57,13 @@ def load() -> None:
 def __getattr__(name: str) -> Any:
     if name.startswith("__") and name != "__all__":
         raise AttributeError(f"module 'fray' has no attribute {name!r}")  # asked for by inspect and doctest, not users
-    load()
-    if name in globals():
-        return globals()[name]
-    public = importlib.import_module("fray.public_names")
-    if name in public.__all__:  # a name of `public_names._LAZY_MODULES`
-        return globals().setdefault(name, getattr(public, name))
+    modules = importlib.import_module("fray.name_modules").modules_of_names()
+    if name == "__all__":
+        return sorted(modules)
+    if name in modules:
+        # Its module alone: `open_cluster` starts the processes of a cluster and imports the rest meanwhile.
+        with _loading:  # else two threads, each importing modules that the other needs, would deadlock
+            return globals().setdefault(name, getattr(importlib.import_module(modules[name]), name))
     try:
         return importlib.import_module(f"fray.{name}")  # a sub-package or module: `import fray; fray.v2`
     except ModuleNotFoundError as error:
@@ -76,7 +77,7 @@ def __dir__() -> list[str]:
     """Return the public names, also those that are not imported yet, and the interfaces."""
     return sorted(
         [
-            *importlib.import_module("fray.public_names").__all__,
+            *importlib.import_module("fray.name_modules").modules_of_names(),
             "__version__",
             "aio",
             "blocking",

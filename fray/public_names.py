@@ -8,6 +8,7 @@ both, and no table of names has to repeat it.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from fray import name_modules
 from fray.api.actor_context import ActorContext
 from fray.api.actor_server import ActorServer
 from fray.api.actors.current_actor import CurrentActor, current_actor
@@ -22,11 +23,12 @@ from fray.api.actors.monitor import (
     link,
     monitor,
 )
-from fray.api.cluster import Cluster, current_cluster, open_cluster
+from fray.api.cluster import Cluster, current_cluster
 from fray.api.futures import Future, as_completed, wait_any
 from fray.api.jobs.job import Job
 from fray.api.jobs.job_group import JobGroup
 from fray.api.jobs.job_spec import ChildSpec, child
+from fray.api.open import open_cluster
 from fray.api.reservation import Reservation
 from fray.api.scope import Scope
 from fray.errors import (
@@ -220,21 +222,10 @@ __all__ = [
     "wait_any",
 ]
 
-_LAZY_MODULES = {
-    "open_forward": "fray.api.port_forward",
-    "PoolStats": "fray.api.pools.task_pool",
-    "WorkerInfo": "fray.api.pools.task_pool",
-    "WorkerPool": "fray.api.pools.worker_pool",
-    "ActorPool": "fray.api.resolver",
-    "ClusterResolver": "fray.api.resolver",
-    "FixedResolver": "fray.api.resolver",
-    "Resolver": "fray.api.resolver",
-}
-"""Module of each name that is imported on first use: most programs, and each of their processes, do without it."""
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY_MODULES:
+    if name not in __all__:
         raise AttributeError(f"module 'fray.public_names' has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_LAZY_MODULES[name]), name)
+    # Imported on first use: most programs, and each of their processes, do without it.
+    value = globals()[name] = getattr(importlib.import_module(name_modules.modules_of_names()[name]), name)
     return value

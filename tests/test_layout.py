@@ -209,7 +209,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("actors", "launch_options", "node_admin", "port_forward", "reservation"),
         ("scope",),
         ("cluster",),
-        ("actor_server", "pools"),
+        ("actor_server", "open", "pools"),
         ("resolver",),
         ("actor_context",),
     ),

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from fray.api.actors.handle import ActorHandle, ActorMethod, metrics_of
     from fray.api.actors.host import ActorHost
     from fray.api.actors.monitor import Monitor
-    from fray.api.cluster import Cluster, current_cluster, open_cluster
+    from fray.api.cluster import Cluster, current_cluster
     from fray.api.jobs.job import Job
     from fray.api.jobs.job_group import JobGroup
+    from fray.api.open import open_cluster
     from fray.api.pools.worker_pool import WorkerPool
     from fray.api.port_forward import open_forward
     from fray.api.reservation import Reservation

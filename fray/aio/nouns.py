@@ -13,6 +13,7 @@ from fray.api import cluster as native
 from fray.api.actors import group, handle, host, monitor
 from fray.api.async_block import AsyncBlock
 from fray.api.jobs import job, job_group
+from fray.api.open import open_cluster as open_native
 from fray.api.pools import actor_pool, task_pool, task_stream, worker_pool
 from fray.blocking.bridge import background_loop
 from fray.blocking.bridge.background_loop import current_runtime, job_runtime, own_portal, portal_of
@@ -128,7 +129,7 @@ def open_cluster(*args: Any, **kwargs: Any) -> Block[Any]:
         for runtime in opened:
             background_loop.forget(runtime)
 
-    block = AsyncBlock(native.open_cluster(*args, **kwargs), "async with fray.aio.open_cluster(...) as cluster")
+    block = AsyncBlock(open_native(*args, **kwargs), "async with fray.aio.open_cluster(...) as cluster")
     return Block(find_portal, block, wrap_cluster, on_leave)
 
 

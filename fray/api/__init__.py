@@ -8,7 +8,8 @@ In order of dependency; a module imports only from groups above it:
                     effects of failures, waiting for several futures, what notebooks show of jobs, reservations, queue,
                     administration of machines
     scope           `Scope`: owner of jobs and actors
-    cluster         `Cluster` and `open_cluster`
+    cluster         `Cluster`
+    open            `open_cluster`
     pools           `ActorPool`, `WorkerPool` and streams of tasks
     resolver, actor_context, actor_server, port_forward
                     pools by actor name, contexts of methods, serving objects as actors, forwarding ports

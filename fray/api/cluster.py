@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
-
-import trio
 
 from fray.api.actors.group import ActorGroup
 from fray.api.actors.handle import ActorHandle
 from fray.api.actors.host import ActorHost
 from fray.api.actors.queries import ActorQueries, actor_error_text, no_such_actor
-from fray.api.async_block import AsyncBlock, async_block
+from fray.api.async_block import AsyncBlock
 from fray.api.job_html import jobs_html
 from fray.api.jobs.job import (
     Job,
@@ -27,7 +24,7 @@ from fray.api.on_failure import OnFailure
 from fray.api.reservation import ReservationApi
 from fray.api.scope import Scope, open_scope
 from fray.api.usage import UsageQueries
-from fray.errors import FrayError, InvalidRequest, NoSuchJob, NotPicklable
+from fray.errors import InvalidRequest, NoSuchJob, NotPicklable
 from fray.model.environment import Secret
 from fray.model.ids import AttemptId, JobId, Namespace, check_name
 from fray.model.log_records import LogLine
@@ -47,10 +44,8 @@ from fray.model.messages.client import (
 from fray.model.requests import JobRequest
 from fray.model.service_key import ServiceKey
 from fray.model.specs import JobInfo, JobState
-from fray.runtime.controller_client import pending_jobs
 from fray.runtime.controller_client.jobs import JobRecord
-from fray.runtime.runtime import Runtime, current, current_or_none
-from fray.runtime.scope.interrupts import defer_sigint_in_fray_code
+from fray.runtime.runtime import Runtime, current
 from fray.runtime.scope.scope import ChildScope
 from fray.tracebacks import short_tracebacks
 
@@ -512,70 +507,3 @@ def current_cluster() -> Cluster:
         FrayError: neither in a job nor in `open_cluster`.
     """
     return cluster_of(current())
-
-
-@async_block("async with fray.open_cluster(...) as cluster", "with fray.blocking.open_cluster(...) as cluster")
-@asynccontextmanager
-async def open_cluster(
-    spec: str | None = None,
-    *,
-    namespace: Namespace | None = None,
-    token: str | None = None,
-    logs: bool = True,
-    grace_s: float | None = None,
-    env_vars: Mapping[str, str] | None = None,
-    report_waits: bool | None = None,
-) -> AsyncIterator[Cluster]:
-    """Connect to a cluster, or make a cluster that lives as long as the ``async with``.
-
-    Args:
-        spec: ``local`` (threads and tasks of this process), ``machine`` or ``machine?nodes=2&cpu=4`` (processes on this
-            machine), ``fray://host:port`` (a running controller). Default: ``FRAY_CLUSTER_SPEC``, else ``local``;
-            inside a job, the job's own cluster.
-        namespace: namespace of names. Default: a new one.
-        token: for ``fray://``; default ``FRAY_TOKEN``.
-        logs: print the output of jobs to this terminal, each line prefixed with the job's name. Default True.
-        grace_s: for ``fray://``: seconds that this driver may be disconnected (no network, suspended) before all it
-            owns is ended, up to a week. Default: that of the controller (``fray-controller --driver-grace-s``, 30). For
-            ``local``: seconds that leaving waits for threads of jobs and actors that have been ended and still run (a
-            thread cannot be killed); a RuntimeWarning names those left. Default 2.
-        env_vars: variables of every job of a cluster that is made here; a running one has ``fray-controller --env``.
-        report_waits: print to standard error for what a job or actor waits that has been pending for 5 s, and again
-            when the kind of its reason changes. Default: True, unless ``FRAY_REPORT_WAITS=0``.
-
-    Raises:
-        FrayError: not in a Trio task (`trio.run`).
-        UnknownClusterSpec: not a valid spec.
-        InvalidRequest: no token, or an impossible ``grace_s``.
-        Unreachable, Unauthorized, ProtocolMismatch: the controller cannot be reached or refuses the connection.
-        SessionEnded: the driver was disconnected for longer than its grace period: all waits in the block raise this,
-            and the block ends with it.
-    """
-    from fray.deploy import connect
-
-    if not trio.lowlevel.in_trio_task():
-        raise FrayError(
-            "fray.open_cluster() was entered outside of Trio (in asyncio.run, or in a notebook, whose cells run in "
-            "asyncio): Fray's async API runs on Trio. Write `async with fray.aio.open_cluster() as cluster:`, the same "
-            "for asyncio; or without await `with fray.blocking.open_cluster() as cluster:`; or run on Trio: "
-            "`trio.run(main)`"
-        )
-    runtime = current_or_none()
-    # A job's own cluster is used, not left: it ends with the job.
-    if spec is None and runtime is not None and runtime.job_id is not None:
-        yield cluster_of(runtime)
-        return
-    reports = pending_jobs.is_on(report_waits)
-    chosen = connect.parse_spec(spec if spec is not None else os.environ.get("FRAY_CLUSTER_SPEC") or "local")
-    # For the whole block: the embedded controller runs in the same thread as the driver's code.
-    with defer_sigint_in_fray_code():
-        opening = connect.open_by_spec(
-            chosen, namespace=namespace, token=token, logs=logs, grace_s=grace_s, env_vars=env_vars
-        )
-        async with opening as opened:
-            cluster = cluster_of(opened)
-            if reports:
-                opened.nursery.start_soon(pending_jobs.report_pending, opened.client.jobs)
-            yield cluster
-            # Only if the body has not failed: an error ends everything with the session.
-            await cluster._root.wait_jobs_then_end_actors()

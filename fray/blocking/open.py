@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import fray.api.cluster as native
+from fray.api.open import open_cluster as open_native
 from fray.blocking.bridge import background_loop
 from fray.blocking.bridge.background_loop import job_runtime, own_portal, portal_of
 from fray.blocking.bridge.portal import BlockingContext, refuse_in_loop
@@ -143,7 +144,7 @@ def _of_kind(spec: str) -> Cluster:
 
 def _open(cluster: Cluster, spec: str, **options: Any) -> None:
     refuse_in_loop(f"{ASYNC_LINE}: opening a cluster of fray.blocking waits")
-    context = BlockingContext(own_portal(), native.open_cluster(spec, **options))
+    context = BlockingContext(own_portal(), open_native(spec, **options))
     opened = context.enter()
     Cluster.__init__(cluster, portal_of(opened._runtime), opened, context)
     opened._runtime.services[BLOCKING_CLUSTER] = cluster

@@ -19,6 +19,7 @@ import trio
 
 from fray.api.cluster import Cluster
 from fray.api.jobs.job import Job
+from fray.api.open import reports_waits
 from fray.cli.formatting import parse_span
 from fray.cli.jobs import exit_code
 from fray.cli.main import INTERRUPTED
@@ -122,7 +123,7 @@ async def what_if(cluster: Cluster, options: argparse.Namespace) -> int:
 
 async def _followed(cluster: Cluster, job: Job) -> JobInfo:
     async with trio.open_nursery() as nursery:
-        if pending_jobs.is_on(None):
+        if reports_waits(None):
             nursery.start_soon(pending_jobs.report_pending, cluster._runtime.client.jobs)
         info = await job.wait_ended()
         nursery.cancel_scope.cancel()

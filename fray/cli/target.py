@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fray.api.cluster import Cluster, cluster_of
-from fray.deploy.connect import Spec, open_remote, parse_spec
+from fray.deploy.cluster_spec import Spec, parse_spec
+from fray.deploy.remote import open_remote
 from fray.errors import InvalidRequest, NoSuchJob
 from fray.model.ids import JobId
 from fray.model.log_records import LogLine

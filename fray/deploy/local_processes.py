@@ -28,7 +28,7 @@ import trio
 
 import fray.errors
 from fray.model.ids import AttemptId
-from fray.node.job_process.bootstrap import STATE_MARK
+from fray.node.job_process.inherited_environ import STATE_MARK
 from fray.node.linux.reaper import end_marked
 
 _ENV = 5

@@ -24,7 +24,8 @@ from fray.node.attempts.process_launcher import ProcessLauncher
 from fray.node.config import MemoryLimitMode, NodeConfig
 from fray.node.containers.engine import node_label
 from fray.node.environments.preparer import Environments
-from fray.node.job_process.bootstrap import PRELOAD, WARM_AMONG_MACHINES, node_environ
+from fray.node.job_process.bootstrap import PRELOAD, WARM_AMONG_MACHINES
+from fray.node.job_process.inherited_environ import node_environ
 from fray.node.launcher import RequestController
 from fray.node.linux.cgroups import find_cgroup_manager
 from fray.node.prepare import PreparedEnvironment, Preparer, Say

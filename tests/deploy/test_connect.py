@@ -6,7 +6,7 @@ import pytest
 import trio
 
 import fray
-from fray.deploy.connect import Spec, parse_spec
+from fray.deploy.cluster_spec import Spec, parse_spec
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import trio
 
 import fray
 from fray import JobRequest, ResourceConfig
-from fray.deploy.connect import parse_spec
+from fray.deploy.cluster_spec import parse_spec
 from fray.deploy.machine import node_capacity
 from fray.model.resources import Capacity, Device
 from fray.node.inventory import read_capacity

@@ -13,7 +13,7 @@ import trio
 
 import fray
 from fray.controller.policy_file import read_policy_file, reload_on_hangup
-from fray.deploy.connect import parse_spec
+from fray.deploy.cluster_spec import parse_spec
 from fray.errors import InvalidRequest
 from fray.model.policy.parser import (
     NAMESPACE,

@@ -16,7 +16,7 @@ from typing import Any
 
 from attrs import define, field
 
-from fray.node.job_process.bootstrap import STATE_MARK
+from fray.node.job_process.inherited_environ import STATE_MARK
 from fray.node.linux.process_tree import end_all, environ_of
 
 TREE = Path(__file__).with_name("process_tree_program.py")

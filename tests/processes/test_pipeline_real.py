@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from fray.node.job_process.bootstrap import STATE_MARK
+from fray.node.job_process.inherited_environ import STATE_MARK
 from fray.node.linux.process_tree import environ_of
 from fray.v2 import LocalClient, ResourceConfig
 from fray.v2.fray.client import FrayClient

@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from fray import Cluster, Entrypoint, InvalidRequest, JobInfo, JobRequest, JobState, ResourceConfig
+from fray.api.open import reports_waits
 from fray.model.specs import AttemptInfo
 from fray.runtime.controller_client import pending_jobs
 from fray.runtime.controller_client.pending_jobs import PendingReport
@@ -93,13 +94,13 @@ def test_the_argument_comes_before_the_variable(
     monkeypatch.delenv("FRAY_REPORT_WAITS", raising=False)
     if value is not None:
         monkeypatch.setenv("FRAY_REPORT_WAITS", value)
-    assert pending_jobs.is_on(argument) is result
+    assert reports_waits(argument) is result
 
 
 def test_an_unknown_value_of_the_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FRAY_REPORT_WAITS", "never")
     with pytest.raises(InvalidRequest, match="invalid FRAY_REPORT_WAITS='never': write FRAY_REPORT_WAITS=0"):
-        pending_jobs.is_on(None)
+        reports_waits(None)
 
 
 # In a cluster, on a virtual clock -------------------------------------------------------------------------------------

@@ -32,12 +32,8 @@ from fray.node.attempts.runner import (
 )
 from fray.node.attempts.values import send_from_file
 from fray.node.config import LogRules, PidNamespaceMode
-from fray.node.job_process.bootstrap import (
-    ENTRY,
-    PRELOAD,
-    STATE_MARK,
-    node_environ,
-)
+from fray.node.job_process.bootstrap import ENTRY, PRELOAD
+from fray.node.job_process.inherited_environ import STATE_MARK, node_environ
 from fray.node.launcher import Launcher
 from fray.node.linux.process_tree import (
     become_subreaper,

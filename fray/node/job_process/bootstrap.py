@@ -39,8 +39,6 @@ PRELOAD = ("fray.runtime.__main__", "fray:load", "fray.runtime.process.warmup:wa
 """Modules that a zygote imports, and functions it calls, once for all jobs."""
 WARM_AMONG_MACHINES = ("fray.net.transports.trio_handshake",)
 """Modules that a zygote imports besides where connections are TCP."""
-STATE_MARK = "FRAY_NODE_STATE"
-"""Variable that marks every process below a node: state directories of the nodes it is below, joined by ``:``."""
 _INSTALLED = re.compile(r"/(site-packages|dist-packages)(/|$)|/lib(64)?/python[\d.]+(\.zip|/lib-dynload)?$")
 _READ_AT_EXEC = ("LD_", "PYTHON", "MALLOC_", "GLIBC_TUNABLES")
 
@@ -67,15 +65,6 @@ class ProcessSpec:
 
 
 # The environment -----------------------------------------------------------------------------------------------------
-
-
-def node_environ(environ: Mapping[str, str], state_dir: str) -> dict[str, str]:
-    """Return what a node passes to its jobs: its own environment without Fray's variables (the token is one), and the
-    mark."""
-    handed = {key: value for key, value in environ.items() if not key.startswith("FRAY_")}
-    # A node within a job of another node adds its mark, so that either node finds what is left.
-    marks = environ.get(STATE_MARK, "").split(":")
-    return {**handed, STATE_MARK: ":".join(filter(None, [*marks, *([] if state_dir in marks else [state_dir])]))}
 
 
 def job_variables(

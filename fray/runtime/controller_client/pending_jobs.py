@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -11,14 +10,11 @@ from itertools import groupby
 import trio
 from attrs import Factory, define
 
-from fray.errors import InvalidRequest
 from fray.model.ids import JobId
 from fray.model.specs import JobInfo, JobState
 from fray.model.text import plural
 from fray.runtime.controller_client.jobs import JobTracker
 
-VARIABLE = "FRAY_REPORT_WAITS"
-"""Environment variable that turns the lines off: ``0``."""
 AFTER_S = 5.0
 """Seconds that a job is pending before the driver says so."""
 LOOK_S = 1.0
@@ -26,20 +22,6 @@ LOOKED_AT_PER_S = 10_000
 """Pending jobs looked at in a second: about 1 % of a core."""
 LINES_LIMIT = 3
 """Lines about jobs that wait for one kind of reason, until none of them does."""
-
-
-def is_on(report_waits: bool | None) -> bool:
-    """Return the setting: the argument, else the environment variable, else True.
-
-    Raises:
-        InvalidRequest: the variable has another value than 0 or 1.
-    """
-    if report_waits is not None:
-        return report_waits
-    value = os.environ.get(VARIABLE) or "1"
-    if value not in ("0", "1"):
-        raise InvalidRequest(f"invalid {VARIABLE}={value!r}: write {VARIABLE}=0 to turn off the lines, or unset it")
-    return value == "1"
 
 
 def print_waits(lines: Sequence[str]) -> None:
