@@ -254,6 +254,11 @@ class StoreError(FrayError):
     """The controller's store cannot be used: damaged, of a later version, or held by another controller."""
 
 
+class InternalError(FrayError, RuntimeError):
+    """The controller could not handle a request because of a defect of its own; nothing was changed. Its log has the
+    traceback."""
+
+
 class NodeNameInUse(FrayError):
     """Another living ``fray-node`` already serves under this name."""
 

@@ -229,7 +229,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("blobs", "gc_tuning", "join_tokens", "log_cache", "metrics", "providers", "secret_store"),
         ("policy_file", "workspaces"),
         ("store",),
-        ("context",),
+        ("context", "restore"),
         ("connections", "loop", "provider_driver"),
         ("options", "serve"),
         ("main",),

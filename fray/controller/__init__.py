@@ -7,7 +7,8 @@ What lives where; each part imports only parts above it:
 - `metrics`: measurements of attempts, captured stacks, usage over time; all in memory.
 - `store`: the database of the scheduler's rows and events. `log_cache`, `secret_store`, `join_tokens`: what attempts
   have printed lately, secrets of drivers, tokens with which machines join.
-- `context`: all of these together, as the state that connections share. `loop`: the only task that changes the cluster.
+- `context`: all of these together, as the state that connections share. `restore`: the scheduler's state as it is
+  stored. `loop`: the only task that changes the cluster.
 - `connections`: the gateway and one handler for each client and each node.
 - `providers` and `provider_driver`: where machines come from, and the task that carries out the autoscaler's orders.
 - `options`, `policy_file`, `serve`, `main`: command line, policy, and the controller as a task and as a daemon.

@@ -2,8 +2,9 @@
 
 Invariants: the loop takes all pending events (at most 1,000), steps each, saves once, and only then carries out the
 effects. No await is between the first step and the end of the save, so every other task sees only state that is
-on disk. If the save or the scheduler fails, the loop ends with that error and no effect of the batch has been carried
-out.
+on disk. If the store fails, the loop ends with that error and no effect of the batch has been carried out. If anything
+else fails, the state becomes that of the last save again, the events are stepped and saved one by one, and those at
+which it fails are refused: a defect costs the request that meets it, and not the controller.
 """
 
 from __future__ import annotations
@@ -17,14 +18,18 @@ from typing import TypeAlias
 import trio
 
 from fray.controller.context import ControllerContext
-from fray.errors import ChannelFull
-from fray.scheduler.effects import ControllerStarted, Effect, Event, EventRecorded, Tick
+from fray.controller.restore import reload_state
+from fray.errors import ChannelFull, InternalError, StoreError
+from fray.scheduler.effects import ControllerStarted, Effect, Event, EventRecorded, EventRefused, Tick
 from fray.scheduler.step import step
 
 INBOX_LIMIT_EVENTS = 100_000
 """Pending requests; one more is refused and may be retried."""
 BATCH_LIMIT_EVENTS = 1_000
 """Events saved in one transaction."""
+
+TICK_RETRY_S = 5.0
+"""Seconds until a tick that failed is tried again; its timers are late by that."""
 
 CarryOut: TypeAlias = Callable[[Sequence[Event], Sequence[Effect]], None]
 
@@ -60,6 +65,7 @@ class Loop:
         self._store = context.store
         self._clock = clock
         self._stalled_s = 0.0
+        self._no_tick_before = 0.0
         self._carry_out: CarryOut = lambda events, effects: None
         self._observers: list[tuple[tuple[type, ...], CarryOut]] = []
         self._inbox: deque[Event] = deque()
@@ -95,10 +101,14 @@ class Loop:
 
         Args:
             carry_out: called after each save with the events and the effects of the batch.
+
+        Raises:
+            Exception: whatever the scheduler or the store has raised.
         """
         self._carry_out = carry_out
-        self.post(started)
-        self.run_turn()
+        self.now = self.current_time()
+        # Nothing to return to before it: a controller that cannot start ends, with the error as it is.
+        self._publish([started], self._step_and_save([started], may_tick=True))
 
     def observe(self, concerns: tuple[type, ...], observer: CarryOut) -> None:
         """Call ``observer`` with the events and the effects of each later batch that has one of these classes."""
@@ -115,13 +125,15 @@ class Loop:
             # `_wait` may return without one. A cancelled controller must not act on the events that its shutdown
             # causes: the lost connections of all its peers.
             await trio.lowlevel.checkpoint()
-            # A failed save ends this task and with it the controller. The next one starts from the last saved state,
-            # and peers repeat what was not answered.
+            # A store that fails ends this task and with it the controller. The next one starts from the last saved
+            # state, and peers repeat what was not answered.
             self.run_turn()
 
     async def _wait(self) -> None:
         """Wait until an event is pending, a deadline has come, or one slice of the time until then has passed."""
         deadline = self._state.next_deadline()
+        if deadline is not None:
+            deadline = max(deadline, self._no_tick_before)
         # A suspension shows only as a late wake-up: of one that lies within a long sleep nothing would be seen, and the
         # timers due after it would fire. Within slices at most `SLICE_S` of it goes unnoticed. Without a deadline there
         # is nothing to guard.
@@ -145,7 +157,7 @@ class Loop:
 
     def _is_timer_due(self) -> bool:
         deadline = self._state.next_deadline()
-        return deadline is not None and deadline <= self.now
+        return deadline is not None and max(deadline, self._no_tick_before) <= self.now
 
     def run_turn(self) -> None:
         """Process one batch: step the events and, if a timer is due, a tick; save; carry out."""
@@ -154,6 +166,55 @@ class Loop:
         count = min(len(self._inbox), BATCH_LIMIT_EVENTS)
         events = [self._inbox.popleft() for _ in range(count)]
         self.now = self.current_time()
+        if self._try(events, may_tick=True):
+            return
+        # One by one, so that one bad event refuses none of the others. They pay with an fsync each.
+        for event in events:
+            self._try([event], may_tick=False)
+        if self._is_timer_due() and not self._try([Tick()], may_tick=False):
+            # Not at once: the timer is still due, and it would fail again.
+            self._no_tick_before = self.now + TICK_RETRY_S
+
+    def _try(self, events: Sequence[Event], *, may_tick: bool) -> bool:
+        """Process events as one batch; return False if it failed, and the state is as it was before.
+
+        Raises:
+            StoreError: the save has failed, or what was saved cannot be read.
+        """
+        settings = self._state.settings()
+        try:
+            effects = self._step_and_save(events, may_tick=may_tick)
+        except StoreError:
+            raise
+        # Anything: a defect of the scheduler, or a value that SQLite cannot store.
+        except Exception as error:  # noqa: BLE001 - a defect must not end the controller
+            before = time.perf_counter()
+            # All of it and not the rows that the step has touched: indexes, accounts and queues of other rows may be
+            # changed by half, too. What is on disk is right by construction.
+            reload_state(self._state, self._store, self.now, settings)
+            if may_tick:
+                return False  # one of several; which one, is found out next
+            kind = type(events[0]).__name__
+            _log.exception(
+                "%s refused: %r; nothing was changed (state read from the store in %.1f s): %.500r",
+                kind,
+                error,
+                time.perf_counter() - before,
+                events[0],
+                extra={"event": "EventRefused"},
+            )
+            refusal = InternalError(
+                f"the controller could not handle this request ({kind}: {error!r}); nothing was changed. This is a "
+                "defect of Fray: the controller's log has the traceback",
+                event=kind,
+            )
+            self._publish([], [EventRefused(event=events[0], error=refusal)])
+            return False
+        self._publish(events, effects)
+        return True
+
+    def _step_and_save(self, events: Sequence[Event], *, may_tick: bool) -> list[Effect]:
+        """Step the events, then a tick if one is due; save; return the effects."""
         # Also without events: views count from the state's time ("expected start: in 590 s").
         self._state.meta.now = max(self._state.meta.now, self.now)
         effects: list[Effect] = []
@@ -161,18 +222,30 @@ class Loop:
             effects += step(self._state, event, self.now)
         # After the events: a node or driver whose return already waits in the inbox must not be given up in the same
         # turn.
-        if self._is_timer_due():
+        if may_tick and self._is_timer_due():
             effects += step(self._state, Tick(), self.now)
         # Save before publish: what a peer has been sent must survive `kill -9` of this process (P7). The other order
         # could announce a launch that the next controller does not know.
         self._save(effects)
+        return effects
+
+    def _publish(self, events: Sequence[Event], effects: Sequence[Effect]) -> None:
+        """Carry out the effects of what was saved."""
         self.turns += 1
         if self._usage_history.next_at <= self.now:
             self._usage_history.take_sample(self._state, self.now)
-        self._carry_out(events, effects)
+        carried_out = [self._carry_out]
         for concerns, observer in self._observers:
             if any(isinstance(each, concerns) for each in (*events, *effects)):
-                observer(events, effects)
+                carried_out.append(observer)
+        for carry_out in carried_out:
+            try:
+                carry_out(events, effects)
+            except StoreError:
+                raise
+            except Exception:  # noqa: BLE001 - a defect must not end the controller
+                # What was decided is saved; connections and providers read it again with their next change.
+                _log.exception("effects of a saved batch could not be carried out")
 
     def _save(self, effects: Sequence[Effect]) -> None:
         upserts, deletes = self._state.take_dirty()

@@ -22,7 +22,15 @@ from fray.controller.providers.base import Join, MachineRequest, Provider, Provi
 from fray.errors import FrayError, InvalidRequest
 from fray.model.join_tokens import JOIN_LIFE_LIMIT_S, JOIN_LIFE_S
 from fray.model.policy.machine_groups import ErrorKind, GroupConfig
-from fray.scheduler.effects import Effect, Event, FleetChanged, MachineAnswered, MachinesListed, PolicyChanged
+from fray.scheduler.effects import (
+    Effect,
+    Event,
+    EventRefused,
+    FleetChanged,
+    MachineAnswered,
+    MachinesListed,
+    PolicyChanged,
+)
 from fray.scheduler.state.unit_rows import CloudUnit, UnitPhase
 
 CALL_S = 120.0
@@ -122,7 +130,7 @@ class ProviderDriver:
         provider_factories: makers of providers, by kind; default `PROVIDER_FACTORIES`.
     """
 
-    CONCERNS = (MachineAnswered, PolicyChanged, FleetChanged)
+    CONCERNS = (MachineAnswered, PolicyChanged, FleetChanged, EventRefused)
     """Classes of events and effects that `carry_out` acts on."""
 
     def __init__(
@@ -156,8 +164,11 @@ class ProviderDriver:
                 self._on_answered(event.name)
             elif isinstance(event, PolicyChanged):
                 self._update_groups()
-        if any(isinstance(effect, FleetChanged) for effect in effects):
-            self._wake_all()
+        for effect in effects:
+            if isinstance(effect, FleetChanged):
+                self._wake_all()
+            elif isinstance(effect, EventRefused) and isinstance(effect.event, MachineAnswered) and self._nursery:
+                self._nursery.start_soon(self._give_again, effect.event.name)
 
     def _on_answered(self, unit: str) -> None:
         """Allow the next order of a unit: the scheduler has processed the result of the last one."""
@@ -166,6 +177,11 @@ class ProviderDriver:
             # still has the order, and it would be given a second time.
             if state.calls.pop(unit, None) is not None:
                 self._wake_all()
+
+    async def _give_again(self, unit: str) -> None:
+        """Allow an order again whose result could not be handled, as late as one that timed out."""
+        await trio.sleep(CALL_S)
+        self._on_answered(unit)
 
     def _wake_all(self) -> None:
         self._wake.set()

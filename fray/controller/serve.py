@@ -17,17 +17,16 @@ from fray.controller.context import ControllerContext
 from fray.controller.join_tokens import JoinTokens
 from fray.controller.loop import Loop, anchored_clock
 from fray.controller.provider_driver import ProviderDriver, ProviderFactory, node_address
-from fray.controller.store import Loaded, Store
+from fray.controller.restore import restore_state
+from fray.controller.store import Store
 from fray.controller.workspaces.bundles import BundleRetention, BundleStore
-from fray.errors import ProtocolMismatch, StoreError
 from fray.model.ids import mint
 from fray.model.messages.node import NodeHello
 from fray.model.policy.policy import Policy
-from fray.net.codec import from_json
 from fray.net.process_identity import pid_namespace_id
 from fray.net.transport import Network
 from fray.scheduler.effects import ControllerStarted
-from fray.scheduler.state.rows import TABLES, SchedulerConfig
+from fray.scheduler.state.rows import SchedulerConfig
 from fray.scheduler.state.state import State
 
 _log = logging.getLogger("fray.controller")
@@ -189,32 +188,10 @@ def _open_context(
     )
 
 
-def restore_state(store: Store, loaded: Loaded, now: float, rules: SchedulerConfig | None) -> State:
-    """Return the scheduler's state as it was last saved.
-
-    Raises:
-        StoreError: a row cannot be read.
-    """
-    # The scheduler's clock must not step back after a restart, whatever the wall clock says: leases are measured by it.
-    return State.restore(_rows(store, loaded), max(now, loaded.meta.get("now", 0.0)), rules)
-
-
 def _bundles_needed(state: State) -> set[str]:
     """Return the workspaces of jobs that have not ended, and all payloads and values that rows name."""
     found = (job.spec.environment.bundle for job in state.jobs.values() if state.needs_payload(job))
     return {*state.blob_refs, *(bundle for bundle in found if bundle is not None)}
-
-
-def _rows(store: Store, loaded: Loaded) -> Iterator[tuple[str, str, object]]:
-    for table, key, text in loaded.rows:
-        try:
-            yield table, key, from_json(TABLES[table], text)
-        except (KeyError, ProtocolMismatch) as error:
-            # An unreadable row ends the start. To skip it would lose a job that was accepted, or run it twice.
-            raise StoreError(
-                f"the store {store.path} is damaged: row {key!r} of {table!r} cannot be read ({error}). "
-                "Nothing was changed. Restore a copy of the directory, or pass another --store directory"
-            ) from error
 
 
 @contextmanager

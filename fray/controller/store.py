@@ -146,6 +146,7 @@ class Store:
 
         Raises:
             StoreError: the disk is full or gone. The controller must stop: it may not announce what it could not save.
+            UnicodeEncodeError, sqlite3.DataError, sqlite3.IntegrityError: a value cannot be stored; nothing was saved.
         """
         # Serialized before the transaction begins: a row that cannot be written as JSON changes nothing.
         rows = [(table, key, to_json(value)) for table, key, value in upserts]
@@ -164,6 +165,8 @@ class Store:
                 with suppress(sqlite3.Error):
                     self._db.execute("ROLLBACK")
                 raise
+        except (sqlite3.DataError, sqlite3.InterfaceError, sqlite3.IntegrityError):
+            raise  # of the values, and not of the store
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"store {self.path} cannot be written: {error}") from error
 

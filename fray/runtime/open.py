@@ -53,12 +53,20 @@ def local_user() -> str:
     Services, cron and containers set no ``USER``; without the last resort all of them would share one nameless account.
     """
     named = os.environ.get("FRAY_USER") or os.environ.get("USER")
-    if named:
-        return named
     try:
-        return pwd.getpwuid(os.getuid()).pw_name
+        return valid_text(named or pwd.getpwuid(os.getuid()).pw_name)
     except KeyError:  # a container whose user has no name
         return ""
+
+
+def valid_text(name: str) -> str:
+    """Return a name that this process was given by the system; one that is not UTF-8 is read as Latin-1."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        # Old systems have login names in Latin-1, in which every byte is a character: the name as its owner knows it.
+        return os.fsencode(name).decode("latin-1")
+    return name
 
 
 @frozen(kw_only=True)

@@ -392,6 +392,17 @@ class EventRecorded:
     event: LogEvent
 
 
+@frozen(kw_only=True)
+class EventRefused:
+    """An event could not be handled, because of a defect of the controller: the state is as it was before it.
+
+    Not of the scheduler, but of the loop that has called it.
+    """
+
+    event: Event
+    error: FrayError = field(eq=False)
+
+
 Effect: TypeAlias = (
     Reply
     | Refusal
@@ -404,4 +415,5 @@ Effect: TypeAlias = (
     | FleetChanged
     | DeleteBlobs
     | EventRecorded
+    | EventRefused
 )

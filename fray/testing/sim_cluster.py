@@ -69,7 +69,7 @@ current_machine: ContextVar[str] = ContextVar("fray_sim_machine", default="")
 """Machine that the running task belongs to."""
 
 
-class ControllerKilled(Exception):
+class ControllerKilled(StoreError):
     """Kill of the controller in the middle of a save."""
 
 
@@ -133,13 +133,13 @@ class _FencedStore:
         when, self.crash_point = self.crash_point, ""
         if when == "before":
             self.fenced = True
-            raise ControllerKilled
+            raise ControllerKilled("the controller was killed in a save")
         self._store.save(*args, **kwargs)
         self.saves += 1
         self._on_saved(self.saves)
         if when == "after":
             self.fenced = True
-            raise ControllerKilled
+            raise ControllerKilled("the controller was killed in a save")
 
     def put_blob(self, data: Any) -> Any:
         if self.fenced:
@@ -489,7 +489,7 @@ async def open_sim_cluster(
         sim.policy = policy or sim.policy
         if cloud:
             sim.open_cloud()
-        with sim.freezer.installed(), _watched_steps(watch), _no_threads(), echoing(truth, current_machine.get):
+        with sim.freezer.installed(), _watched_steps(watch, truth), _no_threads(), echoing(truth, current_machine.get):
             await sim.controller.start()
             for machine in sim.machines.values():
                 machine.boot()
@@ -502,10 +502,15 @@ async def open_sim_cluster(
 
 
 @contextmanager
-def _watched_steps(watch: Watcher) -> Iterator[None]:
+def _watched_steps(watch: Watcher, truth: GroundTruth) -> Iterator[None]:
     def watched(state: State, event: Event, now: float) -> list[Effect]:
-        effects = step(state, event, now)
-        watch(state, event, effects)
+        try:
+            effects = step(state, event, now)
+            watch(state, event, effects)
+        except Exception as error:
+            # The loop refuses the event and continues, which must not hide a defect from a test.
+            truth.breach("error", f"the scheduler failed at {event}: {error!r}")
+            raise
         return effects
 
     with mock.patch.object(fray.controller.loop, "step", watched):

@@ -129,7 +129,11 @@ async def test_a_payload_that_is_there_already_need_not_be_sent_again(autojump_c
             [b"payload"],
             "no amount may be negative, or more than 1152921504",
         ),
-        ((spec(demand=Demand(cpu_milli=10**400)),), [b"payload"], "no amount may be negative, or more than"),
+        (
+            (spec(demand=Demand(cpu_milli=10**400)),),
+            [b"payload"],
+            r"jobs\[0\].demand.cpu_milli: the number 10+\.\.\. \(401 characters\) has more than 64 bits",
+        ),
         ((spec(demand=Demand(memory_bytes=2**60 + 1)),), [b"payload"], "no amount may be negative, or more than"),
         ((spec(backoff_s=float("inf")),), [b"payload"], "negative or endless"),
         ((spec(backoff_max_s=-1.0),), [b"payload"], "negative or endless"),

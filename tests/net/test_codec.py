@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fray import errors
-from fray.errors import FrayError, MessageTooLarge, NoSuchJob, ProtocolMismatch
+from fray.errors import FrayError, InvalidRequest, MessageTooLarge, NoSuchJob, ProtocolMismatch
 from fray.model.messages.client import JobChanged, Launch, LogLines, Names, ProcessMark, Text
 from fray.model.resources import Demand
 from fray.model.specs import EndReason, EntryKind, JobInfo, JobSpec, JobState, Outcome, TerminationPolicy
 from fray.net import codec
-from fray.net.codec import ACK, HEADER, Kind
+from fray.net.codec import ACK, HEADER, Kind, TextRule
 
 SPEC = JobSpec(
     job_id="train-x", name="train", namespace="n", entry=EntryKind.CALLABLE, payload="0" * 64, argv=("a", "b"),
@@ -226,3 +226,32 @@ def test_empty_defaults_are_omitted_from_a_record_and_restored() -> None:
     assert codec.from_json(JobSpec, codec.to_json(plain)) == plain
     odd = attrs.evolve(plain, max_retries_failure=0, max_retries_preemption=0, backoff_max_s=0.0, env_vars={"A": ""})
     assert codec.from_json(JobSpec, codec.to_json(odd)) == odd  # empty where the default is not: written
+
+
+def test_text_that_is_no_unicode_is_refused_with_the_field_or_escaped() -> None:
+    body = codec.encode_message(Launch(jobs=(attrs.evolve(SPEC, env_vars={"A": "x\udcf6"}),)))
+    assert codec.decode_message(body)[0].jobs[0].env_vars == {"A": "x\udcf6"}
+    with pytest.raises(InvalidRequest) as caught:
+        codec.decode_checked(body, TextRule.REFUSE)
+    assert str(caught.value) == (
+        "jobs[0].env_vars.A: 'x\\udcf6' is not valid Unicode text: '\\udcf6' at character 1 is half a surrogate pair. "
+        "Bytes in another encoding than UTF-8 (a file name, a variable) have to be decoded with it first"
+    )
+    assert codec.decode_checked(body, TextRule.ESCAPE)[0].jobs[0].env_vars == {"A": "x\\udcf6"}
+    # A key, and capital digits of another encoder.
+    body = codec.encode_message(Launch(jobs=(attrs.evolve(SPEC, env_vars={"\ud800": "x"}),)))
+    with pytest.raises(InvalidRequest, match=r"env_vars: '\\ud800'"):
+        codec.decode_checked(body.replace(b"\\ud800", b"\\uD800"), TextRule.REFUSE)
+
+
+@given(st.text(st.characters(codec="utf-8")), st.integers(-(2**63), 2**63 - 1))
+def test_valid_text_and_numbers_pass_the_checks(text: str, number: int) -> None:
+    message = Launch(jobs=(attrs.evolve(SPEC, user=text, demand=Demand(cpu_milli=number)),))
+    assert codec.decode_checked(codec.encode_message(message), TextRule.REFUSE)[0] == message
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 10**400])
+def test_numbers_of_more_than_64_bits_are_refused(number: int) -> None:
+    body = codec.encode_message(Launch(jobs=(attrs.evolve(SPEC, memory_limit_bytes=number),)))
+    with pytest.raises(InvalidRequest, match=r"jobs\[0\].memory_limit_bytes: the number .* has more than 64 bits"):
+        codec.decode_checked(body, TextRule.REFUSE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -13,7 +14,7 @@ from fray.model.ids import attempt_id
 from fray.model.messages.client import ListNodes, Role
 from fray.net.transports.memory import MemoryNetwork
 from fray.runtime.actors.server import ACTOR_HOST, host_of
-from fray.runtime.open import RuntimeConfig, open_runtime
+from fray.runtime.open import RuntimeConfig, local_user, open_runtime
 from fray.runtime.runtime import CONNECTIONS
 
 ADDRESS = "memory:controller/main"
@@ -54,3 +55,9 @@ async def test_a_driver_dials_at_once(autojump_clock: object) -> None:
     with pytest.raises(Unreachable):
         async with open_runtime(MemoryNetwork(random.Random(1)), [ADDRESS], None, config, rng=random.Random(1)):
             raise AssertionError("opened without a controller")
+
+
+def test_a_login_name_that_is_not_utf_8_is_read_as_latin_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    for raw, name in ((b"j\xf6rg", "jörg"), ("jörg".encode(), "jörg"), (b"ada", "ada")):
+        monkeypatch.setenv("FRAY_USER", os.fsdecode(raw))
+        assert local_user() == name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -170,8 +171,21 @@ class Cluster:
         for key in deletes:
             self.store.pop(key, None)
 
+    def unsaved(self) -> Iterator[str]:
+        """Rows that differ from what was saved of them: the controller reads its rows again after a defect, and must
+        forget nothing that was decided."""
+        rows = {(table, key): row for table, rows in self.state.tables().items() for key, row in rows.items()}
+        del rows["meta", "meta"]  # its counters move without a decision
+        for at in {*rows, *self.store} - {("meta", "meta")}:
+            live = json.loads(to_json(rows[at])) if at in rows else {}
+            stored = json.loads(self.store.get(at, "{}"))
+            # An account of nothing, and a back-off that has just ended, which ends again.
+            if at[0] != "usage" and live | {"held_until": None} != stored | {"held_until": None}:
+                yield f"{at} is {live} and was saved as {stored}"
+
     def restart(self, **restarted: Any) -> list[Effect]:
         """The controller dies and starts again on what was saved."""
+        assert list(self.unsaved()) == []
         rows = [(table, key, from_json(TABLES[table], text)) for (table, key), text in sorted(self.store.items())]
         self.state = State.restore(rows, self.now, self.rules)
         assert check(self.state) == []

@@ -6,6 +6,7 @@ Requests are answered by `fray.controller.connections.client_requests`; what wai
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
@@ -15,18 +16,25 @@ from fray.controller.connections.client_logs import ClientLogs, LogFeed
 from fray.controller.connections.client_updates import ClientUpdates
 from fray.controller.connections.hub import ConnectionHub
 from fray.controller.connections.relay import open_port_relay, open_relay
-from fray.controller.connections.session_errors import session_ended
+from fray.controller.connections.session_errors import internal_error, session_ended
 from fray.controller.connections.subscriptions import SubscriptionIndex
 from fray.controller.connections.validation import heartbeat_s, is_goodbye
 from fray.controller.context import ControllerContext
-from fray.errors import ChannelClosed, ChannelFull, ConnectionFailed, FrayError, InvalidRequest, SessionEnded
+from fray.errors import (
+    ChannelClosed,
+    ChannelFull,
+    ConnectionFailed,
+    FrayError,
+    InvalidRequest,
+    SessionEnded,
+)
 from fray.model.ids import Namespace
 from fray.model.messages import client as messages
 from fray.model.messages.client import ClientHello, Role
 from fray.model.messages.tunnels import OpenTunnel
 from fray.model.specs import JobInfo
 from fray.net.channel.public import MESSAGE_LIMIT_BYTES, Channel
-from fray.net.codec import Kind, decode_message
+from fray.net.codec import Kind, TextRule, decode_checked, decode_message
 from fray.net.process_identity import ProcessWatch
 from fray.net.transport import Bytes
 from fray.net.tunnels.multiplexer import TunnelEndpoint, TunnelFlow, TunnelMultiplexer
@@ -37,6 +45,8 @@ Answer: TypeAlias = tuple[object, Sequence[Bytes]] | None
 RequestHandler: TypeAlias = "Callable[[ClientConnection, int, object, Sequence[Bytes]], Answer]"
 """Called with the connection, the request's number, the message and its attachments. A `FrayError` it raises is sent
 back as the reply."""
+
+_log = logging.getLogger("fray.controller.connections.client")
 
 REPLY_LIMIT_BYTES = MESSAGE_LIMIT_BYTES // 2
 """Attachments of one reply; the rest of a message is for the records around them."""
@@ -175,12 +185,16 @@ class ClientConnection:
 
     def _request(self, ref: int, body: Bytes) -> None:
         try:
-            message, blobs = decode_message(body)
+            message, blobs = decode_checked(body, TextRule.REFUSE)
             reply = self._handle_request(self, ref, message, blobs)
             if reply is not None:
                 self.reply(ref, *reply)
         except FrayError as error:
             self.refuse(ref, error)
+        except Exception as error:  # noqa: BLE001 - a defect must not end the controller
+            # A defect costs this request; the channel, and with it the session and all its jobs, stays.
+            _log.exception("a request of %s failed", self.session)
+            self.refuse(ref, internal_error("the controller could not handle this request", error))
 
     def reply(self, ref: int, message: object, blobs: Sequence[Bytes] = ()) -> None:
         self._send(lambda: self.channel.reply(ref, message, blobs))

@@ -16,8 +16,9 @@ import trio
 from fray.controller.connections.client import ClientConnection
 from fray.controller.connections.client_logs import LogFeed
 from fray.controller.connections.client_requests import handle_request
+from fray.controller.connections.defects import Defects
 from fray.controller.connections.node import NodeConnection
-from fray.controller.connections.session_errors import session_ended, session_unknown
+from fray.controller.connections.session_errors import internal_error, session_ended, session_unknown
 from fray.controller.connections.subscriptions import SubscriptionIndex
 from fray.controller.connections.validation import (
     ATTEMPT_KEY,
@@ -58,7 +59,7 @@ from fray.net.channel.public import (
     HandlerFactory,
 )
 from fray.net.channel.requests import Requests
-from fray.net.codec import decode_message, encode_message
+from fray.net.codec import TextRule, decode_checked, encode_message
 from fray.net.process_identity import ProcessWatch, wait_process_exited
 from fray.net.transport import PeerIdentity
 from fray.net.tunnels.multiplexer import TunnelMultiplexer
@@ -68,6 +69,7 @@ from fray.scheduler.effects import (
     DesiredAttemptsChanged,
     Effect,
     Event,
+    EventRefused,
     JobInfoChanged,
     LaunchRequested,
     NamesChanged,
@@ -109,6 +111,7 @@ class Gateway:
         self._clients: dict[SessionId, ClientConnection] = {}
         self._nodes: dict[NodeName, NodeConnection] = {}
         self._connections = 0
+        self._defects = Defects(context, self._clients, self._nodes, nursery)
         self._captures = StackCaptures(context.state)
         nursery.start_soon(context.attempt_metrics.run, self._on_metrics)
         nursery.start_soon(self._subscriptions.waiting.run, self._refresh_reason)
@@ -136,7 +139,7 @@ class Gateway:
     def _on_greeting(self, claim: PeerIdentity, greeting: bytes) -> tuple[bytes, HandlerFactory]:
         if self._connections >= CONNECTIONS_LIMIT:
             raise ChannelFull(f"too many connections (limit {CONNECTIONS_LIMIT})", limit=CONNECTIONS_LIMIT)
-        hello, _ = decode_message(greeting)
+        hello, _ = decode_checked(greeting, TextRule.REFUSE)
         if isinstance(hello, NodeHello):
             return self._greet_node(claim, hello)
         if isinstance(hello, ClientHello):
@@ -276,7 +279,7 @@ class Gateway:
 
     def _start(self, connection: ClientConnection | NodeConnection) -> None:
         self._connections += 1
-        self._nursery.start_soon(connection.run)
+        self._nursery.start_soon(self._defects.run_connection, connection)
         if connection.process_watch is not None:
             self._nursery.start_soon(self._watch_process, connection, connection.process_watch)
 
@@ -347,8 +350,10 @@ class Gateway:
         for connection in self._nodes.values():
             connection.secrets_changed()
 
-    def start_soon(self, task: Callable[..., Awaitable[object]], *args: object) -> None:
-        self._nursery.start_soon(task, *args)
+    def start_soon(
+        self, task: Callable[..., Awaitable[object]], origin: RequestOrigin, ref: int, *args: object
+    ) -> None:
+        self._nursery.start_soon(self._defects.serve, task, origin, ref, *args)
 
     def next_revision(self) -> int:
         self._revision += 1
@@ -363,7 +368,12 @@ class Gateway:
             if isinstance(event, NodeJoined):
                 self._on_node_joined(event.hello)
         for effect in effects:
-            self._carry_out(effect)
+            try:
+                self._carry_out(effect)
+            except Exception as error:  # noqa: BLE001 - a defect must not end the controller
+                _log.exception("%s could not be carried out", effect)
+                for session in self._clients_of(effect):
+                    self._defects.end_client(session, internal_error("a change could not be reported", error))
         if events or effects:
             self._subscriptions.waiting.cluster_changed()
         if self._context.secrets.by_job:
@@ -378,6 +388,16 @@ class Gateway:
         moved = [effect.job_id for effect in effects if isinstance(effect, JobInfoChanged)]
         state = self._context.state
         self._context.secrets.remove_ended([*refused, *moved], lambda job_id: not state.has_job_ended(job_id))
+
+    def _clients_of(self, effect: Effect) -> list[SessionId]:
+        """Return the clients that wait for an effect."""
+        match effect:
+            case Reply(session=session) | Refusal(session=session) | CloseSession(session=session):
+                return [session]
+            case JobInfoChanged(job_id=job_id):
+                return [connection.session for connection in self._subscriptions.jobs.subscribers(job_id)]
+            case _:
+                return []
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -397,6 +417,10 @@ class Gateway:
                     self._nodes[name].desired_changed((*changed, *gone))
             case ProbeWanted(node=name, incarnation=incarnation):
                 self._nursery.start_soon(self._probe, name, incarnation)
+            case EventRefused():
+                self._defects.on_event_refused(effect)
+                if isinstance(effect.event, LaunchRequested):
+                    self._forget_secrets([effect.event], ())
             case DeleteBlobs(blobs=blobs):
                 # Not deleted outright: an event that is still in the inbox may have pinned one of them.
                 self._context.drop_unreferenced(blobs)
@@ -436,8 +460,12 @@ class Gateway:
         row = self._context.state.jobs.get(job_id)
         if row is None or job_state(row) is not JobState.PENDING or not self._subscriptions.jobs.subscribers(job_id):
             return False
-        if job_reason_text(self._context.state, row) != sent:
-            self._on_job_changed(job_id)
+        try:
+            if job_reason_text(self._context.state, row) != sent:
+                self._on_job_changed(job_id)
+        except Exception:  # noqa: BLE001 - a defect must not end the controller
+            _log.exception("the reason why %s waits could not be found", job_id)
+            return False
         return True
 
     def _on_node_joined(self, hello: NodeHello) -> None:

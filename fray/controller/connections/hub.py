@@ -51,5 +51,7 @@ class ConnectionHub(Protocol):
     def next_revision(self) -> int:
         """Return the number of the next `DesiredState`; it grows for as long as this controller runs."""
 
-    def start_soon(self, task: Callable[..., Awaitable[object]], *args: object) -> None:
-        """Start a task that may outlive the connection."""
+    def start_soon(
+        self, task: Callable[..., Awaitable[object]], origin: RequestOrigin, ref: int, *args: object
+    ) -> None:
+        """Start the task of one request, which may outlive the connection; what it raises is the request's answer."""

@@ -42,7 +42,7 @@ from fray.model.specs import BLOB_LIMIT_BYTES, DesiredAttempt, EndReason, Observ
 from fray.net.channel.public import Channel
 from fray.net.channel.requests import Requests
 from fray.net.channel.session import SILENT_PERIODS
-from fray.net.codec import Kind, decode_message
+from fray.net.codec import Kind, TextRule, decode_checked
 from fray.net.process_identity import ProcessWatch
 from fray.net.transport import Bytes
 from fray.net.tunnels.multiplexer import TunnelEndpoint, TunnelFlow, TunnelMultiplexer
@@ -122,9 +122,10 @@ class NodeConnection:
 
     def on_frame(self, kind: int, flags: int, target: int, ref: int, body: Bytes) -> None:
         if kind == Kind.NOTICE:
-            self._on_notice(*decode_message(body))
+            # Escaped and not refused: a report that is refused comes again, for ever.
+            self._on_notice(*decode_checked(body, TextRule.ESCAPE))
         elif kind == Kind.REQUEST:
-            self._on_request(ref, *decode_message(body))
+            self._on_request(ref, *decode_checked(body, TextRule.REFUSE))
         elif not self.requests.on_frame(kind, flags, target, ref, body):
             self.tunnels.on_frame(kind, flags, target, ref, body)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from fray.errors import SessionEnded
+from fray.errors import InternalError, SessionEnded
 from fray.model.ids import JobId, SessionId
 from fray.model.messages.client import Role
 from fray.model.text import duration_text, list_text
@@ -57,3 +57,8 @@ def detached_jobs(state: State, session: SessionId) -> list[JobId]:
 def utc_text(seconds: float) -> str:
     """Format a time of the controller's clock."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
+
+
+def internal_error(what: str, error: Exception) -> InternalError:
+    """Return the error that a peer is sent for a defect of the controller."""
+    return InternalError(f"{what}: {error!r}. This is a defect of Fray: the controller's log has the traceback")

@@ -31,6 +31,8 @@ ATTEMPT_KEY = "attempt:"
 LAUNCH_LIMIT_JOBS = 10_000
 """Jobs of one `Launch`."""
 ID_LIMIT = NAME_LIMIT + 40
+USER_LIMIT = 256
+"""Characters of the name of a user."""
 GRACE_LIMIT_S = 7 * 86_400.0
 MEMBERS_LIMIT = 100_000
 PORTS_END = 65_536
@@ -61,6 +63,20 @@ def check_id(text: str, what: str) -> str:
     return text
 
 
+def check_user(user: str) -> str:
+    """Return the name of a user, if it is valid; empty: no user.
+
+    Raises:
+        InvalidRequest: it is too long, or has characters that cannot be printed.
+    """
+    # It is a key of the store, a word in tables, and a line in logs.
+    if len(user) > USER_LIMIT or not user.isprintable():
+        raise InvalidRequest(
+            f"invalid user {short_repr(user)}: expected at most {USER_LIMIT} printable characters; set FRAY_USER"
+        )
+    return user
+
+
 # Greetings -----------------------------------------------------------------------------------------------------------
 
 
@@ -81,6 +97,7 @@ def check_client(hello: ClientHello, key_id: str, known: Session | None) -> None
     if known is not None and (known.role is not hello.role or known.attempt_id != attempt):
         raise Unauthorized(f"session {hello.session!r} belongs to another key")
     check_id(hello.session, "a session")
+    check_user(hello.user)
     if hello.grace_s is not None and not 0 <= hello.grace_s <= GRACE_LIMIT_S:
         raise InvalidRequest(f"grace_s={hello.grace_s} must be 0 to {GRACE_LIMIT_S:.0f} seconds")
     if hello.namespace:
@@ -205,9 +222,9 @@ def check_capacity(node: NodeName, capacity: Capacity) -> None:
         raise InvalidRequest(f"node {node!r}: {short_repr(ports)} are not valid TCP ports")
 
 
-def _check_amounts(subject: str, demand: Demand) -> None:
+def _check_amounts(subject: str, demand: Demand, *more: int) -> None:
     """Check that the scheduler can calculate with these amounts."""
-    amounts = (demand.cpu_milli, demand.memory_bytes, demand.disk_bytes, demand.device_count, demand.ports)
+    amounts = (demand.cpu_milli, demand.memory_bytes, demand.disk_bytes, demand.device_count, demand.ports, *more)
     if not all(0 <= amount <= AMOUNT_LIMIT for amount in amounts):
         raise InvalidRequest(
             f"{subject}: no amount may be negative, or more than {AMOUNT_LIMIT}: {short_repr(demand, 500)}"
@@ -237,15 +254,27 @@ def _check_token(id_: str, name: str, what: str) -> None:
         raise InvalidRequest(f"{what} id {id_!r} must be the {what}'s name, a dash, and letters or digits")
 
 
+def _check_process(spec: JobSpec) -> None:
+    """Check what becomes arguments, variables and paths of a process: the kernel ends each at a NUL."""
+    texts = [*spec.argv, *spec.env_vars.values(), *spec.sys_path, spec.cwd or ""]
+    if any("\0" in text for text in texts):
+        raise InvalidRequest(f"job {spec.name!r}: an argument, a variable or a path has a NUL character")
+    for name in (*spec.env_vars, *spec.secrets):
+        if not name or "=" in name or "\0" in name:
+            raise InvalidRequest(f"job {spec.name!r}: {short_repr(name)} cannot be the name of a variable")
+
+
 def _check_spec(spec: JobSpec) -> None:
     check_name(spec.name, "a job")
     check_spec(spec.environment)
+    check_user(spec.user)
+    _check_process(spec)
     if spec.namespace:
         check_name(spec.namespace, "a namespace")
     _check_token(spec.job_id, spec.name, "job")
     demand = spec.demand
     waits_s = (spec.termination.cancel_s, spec.termination.term_s, spec.backoff_s, spec.backoff_max_s, spec.notice_s)
-    _check_amounts(f"job {spec.name!r}", demand)
+    _check_amounts(f"job {spec.name!r}", demand, spec.memory_limit_bytes)
     if not all(0 <= wait_s < float("inf") for wait_s in waits_s):
         raise InvalidRequest(
             f"job {spec.name!r}: {spec.termination}, its back-off and its notice may not be negative or endless"

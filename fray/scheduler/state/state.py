@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from fray.errors import NoSuchReservation, SessionEnded
 from fray.model.gangs import is_gang, port_names, role_of
 from fray.model.ids import AttemptId, JobId, NodeName, SessionId, attempt_id
 from fray.model.messages.node import NodeHello
+from fray.model.policy.policy import Policy
 from fray.model.reservations import ReservationId
 from fray.model.specs import (
     DesiredAttempt,
@@ -30,6 +31,17 @@ ROSTERS_LIMIT = 64
 ROSTER_LIMIT = 1_000
 """Members of a job group up to which they get each other's addresses: the number of addresses grows with its square."""
 SILENT_PHASES = (NodePhase.SUSPECT, NodePhase.LOST)
+
+
+@frozen
+class StateSettings:
+    """Knowledge of the scheduler that is not stored: the controller says it at each start."""
+
+    policy: Policy
+    declares_all_nodes: bool
+    declared_nodes: tuple[NodeHello, ...]
+    cluster: str
+    fleet_policy: Policy
 
 
 class State(Tables):
@@ -57,6 +69,29 @@ class State(Tables):
         # The stored clock if the wall clock was set back meanwhile: deadlines in rows are times of that clock.
         state.meta.now = max(state.meta.now, now)
         return state
+
+    # Back to what is stored
+
+    def settings(self) -> StateSettings:
+        """Return what is in no row: the policy and what the controller has said at its start."""
+        fleet = self.fleet
+        return StateSettings(self.policy, self.declares_all_nodes, self.declared_nodes, fleet.cluster, fleet.policy)
+
+    def reload(self, rows: Iterable[tuple[str, str, object]], now: float, settings: StateSettings) -> None:
+        """Become what the stored rows ``(table, key, row)`` say: a step has raised, and may have done half of its
+        changes.
+
+        Not a restart: connections are as they were, so that nodes and sessions keep their phases.
+        """
+        fresh = State.restore(rows, now, self.config)
+        fresh.declares_all_nodes, fresh.declared_nodes = settings.declares_all_nodes, settings.declared_nodes
+        fresh.set_policy(settings.policy, is_initial=True)
+        fresh.fleet.cluster, fresh.fleet.policy = settings.cluster, settings.fleet_policy
+        # Plans are in no row: the next one is made at once.
+        fresh.fleet.is_plan_due_soon = True
+        # In place: connections and views refer to this object. Nothing outside refers to a table or an index of it for
+        # longer than a call.
+        self.__dict__ = fresh.__dict__
 
     @property
     def knows_all_machines(self) -> bool:
