@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +19,7 @@ from fray.controller.workspaces.bundles import BundleStore
 from fray.model.ids import AttemptId, BlobId
 from fray.model.messages.client import Names
 from fray.model.specs import RESULT_GONE, JobInfo, Outcome
+from fray.net.auth import derive_key
 from fray.net.transport import Bytes
 from fray.scheduler.effects import Event
 from fray.scheduler.state.state import State
@@ -71,7 +70,7 @@ class ControllerContext:
     def attempt_key(self, attempt_id: AttemptId) -> str:
         """Return the key with which the processes of an attempt authenticate. It is derived from the store's secret and
         the attempt's id, so none is stored and any controller on this store derives the same."""
-        return hmac.new(self.secret, attempt_id.encode(), hashlib.sha256).hexdigest()
+        return derive_key(self.secret, "attempt", attempt_id)
 
     # Blobs: those of an event are pinned until the scheduler has decided whether a row refers to them
 

@@ -12,7 +12,6 @@ Invariants:
 from __future__ import annotations
 
 import hashlib
-import hmac
 import logging
 import math
 from collections.abc import Mapping
@@ -34,6 +33,7 @@ from fray.model.join_tokens import (
     write_token,
 )
 from fray.model.messages.node import JoinGrant, JoinRequest, NodeHello
+from fray.net.auth import derive_key
 from fray.net.channel.channel import NullHandler
 from fray.net.channel.public import Channel
 from fray.net.transport import Bytes
@@ -103,7 +103,8 @@ class JoinTokens:
         return self._derive(key_id)
 
     def _derive(self, key_id: str) -> str:
-        return hmac.new(self._secret, key_id.encode(), hashlib.sha256).hexdigest()
+        # One label for tokens and keys of hosts: their ids begin with the kind.
+        return derive_key(self._secret, "join", key_id)
 
     # Joining
 

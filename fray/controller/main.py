@@ -69,7 +69,8 @@ async def _serve(options: Options, policy: Policy) -> None:
                 )
                 # Around the start, in which the store's rows become objects that stay.
                 with gc_tuning.gc_frozen():
-                    running = await nursery.start(serve, store, WebSocketNetwork(), options.listen, token)
+                    network = WebSocketNetwork(names=options.names)
+                    running = await nursery.start(serve, store, network, options.listen, token)
                 if options.policy_file is not None:
                     on_policy = lambda policy: running.loop.post(PolicyChanged(policy=policy))  # noqa: E731
                     nursery.start_soon(reload_on_hangup, options.policy_file, on_policy)

@@ -46,6 +46,8 @@ class Options:
     env_vars: dict[str, str] = field(factory=dict)
     retention: BundleRetention = field(factory=BundleRetention)
     policy_file: Path | None = None
+    names: tuple[str, ...] = ()
+    """Names of this machine besides its own addresses: ``HOST`` or ``HOST:PORT``."""
 
 
 def parse(argv: Sequence[str] | None) -> Options:
@@ -89,6 +91,7 @@ def parse(argv: Sequence[str] | None) -> Options:
         make_variables(found.env or ()),
         BundleRetention(limit_bytes=parse_bytes(found.workspaces, "--workspaces")),
         found.policy,
+        tuple(map(check_name_of_machine, found.advertise or ())),
     )
 
 
@@ -100,6 +103,13 @@ def _add_location(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="ADDRESS",
         help=f"HOST:PORT or unix:/path; may be given several times (default: {DEFAULT_LISTEN})",
+    )
+    parser.add_argument(
+        "--advertise",
+        action="append",
+        metavar="HOST[:PORT]",
+        help="an address at which drivers and nodes dial this controller although it is not one of its own: a router "
+        "or a forwarded port is between (default port: that of --listen); may be given several times",
     )
     parser.add_argument(
         "--store",
@@ -276,6 +286,20 @@ def check_address(text: str, insecure: bool) -> str:
             "trusted, or listen at 127.0.0.1"
         )
     return f"tcp:{host}:{port}"
+
+
+def check_name_of_machine(text: str) -> str:
+    """Return a value of ``--advertise``.
+
+    Raises:
+        InvalidRequest: it is not ``HOST`` or ``HOST:PORT``.
+    """
+    host, colon, port = text.rpartition(":")
+    # An address of version 6 without brackets ends with a colon and digits, too, but has more colons.
+    has_port = bool(colon) and (":" not in host or host.endswith("]"))
+    if not text or "/" in text or (has_port and not (host and port.isdecimal() and 0 < int(port) < 65536)):
+        raise InvalidRequest(f"invalid --advertise {text!r}; expected HOST or HOST:PORT, as drivers dial it")
+    return text
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,9 +1,23 @@
 """Mutual authentication by a shared key, without sending it. Pure.
 
-The dialer's request carries its key id, a fresh nonce and ``prove(key, "dial", nonce, "")``. The listener finds the
-key by its id, checks the proof, and answers with a nonce of its own and ``prove(key, "listen", nonce, own_nonce)``:
-so an impostor that took over an address is detected before a frame is sent. A listener accepts a nonce once, so that a
-recorded request cannot be replayed while that listener lives. Frames are readable on the network unless there is TLS.
+The listener speaks first: it sends a fresh nonce, its *challenge*, which is made for one connection and answered once.
+The dialer answers with its key id, a nonce of its own and a proof; the listener finds the key by its id, checks the
+proof and answers with one of its own, so an impostor that took over an address is detected before a frame is sent.
+
+Both proofs are HMAC-SHA256 under the key of the role, both nonces, the key id, the names under which the dialer knows
+the listener, and the binding: the SHA-256 fingerprint of the listener's certificate, empty without TLS. So a recorded
+proof is of no use: not later or at another listener, whose nonce is another, and not while it is recorded, since a
+listener refuses a proof that names none of its own addresses or another certificate. Nothing has to be remembered, and
+a restart forgets nothing. Frames are readable on the network, and can be altered there, unless there is TLS.
+
+Names of a listener:
+    ``tcp:IP:PORT`` is the far end of the dialer's socket, and must be the near end of the listener's. That holds for a
+    listener bound to all addresses as well, and does not depend on any resolver.
+    ``tcp:HOST:PORT`` is the address as it was dialed. It counts only if the listener was started with that name
+    (``--advertise``), for addresses that a router translates, where the two ends of a socket differ.
+    ``unix:DEVICE:INODE`` is the socket file, which is the same in every mount namespace.
+    ``memory:NAME`` and ``relay:INCARNATION`` are addresses within a process or of the relay.
+    With TLS no name is compared: the certificate identifies the listener, and translated addresses need no settings.
 """
 
 from __future__ import annotations
@@ -11,8 +25,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import random
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from enum import Enum
 from urllib.parse import quote, unquote
 
 from attrs import define, field, frozen
@@ -24,13 +38,27 @@ NONCE_LENGTH = 26
 """Number of characters, of 5 random bits each."""
 HEADER_LIMIT_BYTES = 2048
 SCHEME = "Fray"
+DIAL, LISTEN = "fray handshake 3, dialer", "fray handshake 3, listener"
+"""Roles: neither side's proof can be sent back as the other's, nor taken for anything else made with the key."""
 
 
-def prove(key: str, role: str, nonce_a: str, nonce_b: str) -> str:
-    """Return the HMAC-SHA256 of the role and both nonces under ``key``, hexadecimal."""
-    # The role is part of the text, so that neither side's proof can be sent back as the other's.
-    text = "\n".join((role, nonce_a, nonce_b))
-    return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()
+def derive_key(secret: bytes, label: str, text: str) -> str:
+    """Return the key for ``text`` of the kind ``label``, hexadecimal: the HMAC-SHA256 of both under ``secret``.
+
+    Keys of different kinds differ even if their texts are equal, so an id that a user chose never makes the key of
+    something else.
+    """
+    return hmac.new(secret, _join(label, text), hashlib.sha256).hexdigest()
+
+
+def prove(key: str, role: str, *subjects: str) -> str:
+    """Return the HMAC-SHA256 of the role and all subjects under ``key``, hexadecimal."""
+    return hmac.new(key.encode(), _join(role, *subjects), hashlib.sha256).hexdigest()
+
+
+def _join(*parts: str) -> bytes:
+    # With lengths, so that no text can be cut into other parts: some of them come from the peer.
+    return b"".join(b"%d:%b" % (len(data), data) for data in (part.encode() for part in parts))
 
 
 def matches(proof: str, expected: str) -> bool:
@@ -41,10 +69,12 @@ def matches(proof: str, expected: str) -> bool:
 
 @frozen
 class AuthRequest:
-    """Authentication of a dialer: its key id, its nonce, its proof."""
+    """Authentication of a dialer."""
 
     key_id: str = ""
     nonce: str = ""
+    names: str = ""
+    """Names under which it knows the listener, as written by `write_names`."""
     proof: str = ""
 
 
@@ -52,92 +82,161 @@ class AuthRequest:
 class AuthResponse:
     """Authentication of a listener."""
 
-    nonce: str
     proof: str
 
 
-def make_request(key_id: str, key: str, rng: random.Random) -> AuthRequest:
-    """Return the dialer's request, with a fresh nonce."""
-    # The dialer speaks first and does not know a nonce of the listener, which saves a round trip for each connection.
-    # So its proof covers its own nonce only, and the listener has to remember the nonces it has seen.
-    nonce = mint(rng, NONCE_LENGTH)
-    return AuthRequest(key_id, nonce, prove(key, "dial", nonce, ""))
+class Rejection(Enum):
+    """Reason why a listener rejects a dialer; the value is the HTTP status."""
+
+    KEY = 401
+    ADDRESS = 421
+    """The proof is valid, but was made for another address (HTTP: misdirected request)."""
 
 
-def verify_listener(request: AuthRequest, key: str, answer: AuthResponse | None) -> None:
-    """Check the listener's proof, for the dialer.
+def write_names(names: Collection[str]) -> str:
+    """Return names of a listener as one text without spaces."""
+    return ",".join(quote(name, safe=":") for name in names)
 
-    Raises:
-        Unauthorized: no valid proof of the key.
-    """
-    if answer is None or not matches(answer.proof, prove(key, "listen", request.nonce, answer.nonce)):
-        raise Unauthorized(
-            f"server failed authentication: it does not have the key {request.key_id!r}",
-            impostor=True,
-        )
+
+def read_names(text: str) -> frozenset[str]:
+    """Inverse of `write_names`."""
+    return frozenset(unquote(name) for name in text.split(","))
+
+
+# The dialer ----------------------------------------------------------------------------------------------------------
 
 
 @define
-class Authenticator:
-    """Listener's side: checks requests and accepts each nonce once (the last ``limit`` are remembered)."""
+class DialerProof:
+    """Dialer's side of one handshake.
 
-    authorize: Callable[[str], str | None]
-    rng: random.Random
-    limit: int = 65536
-    _seen: set[str] = field(factory=set, init=False)
-    _order: deque[str] = field(factory=deque, init=False)
+    Args:
+        names: of the listener, see the module.
+        binding: SHA-256 fingerprint of the certificate that the listener has shown, empty without TLS.
+    """
 
-    def authenticate(self, request: AuthRequest) -> AuthResponse | None:
-        """Return the answer to a dialer with a valid proof; None rejects it.
+    key_id: str
+    _key: str = field(repr=False)
+    _names: Collection[str]
+    _binding: str = ""
+    _subjects: tuple[str, ...] = field(default=(), init=False)
+
+    def answer(self, challenge: str, rng: random.Random) -> AuthRequest:
+        """Return the answer to a listener's challenge."""
+        nonce, names = mint(rng, NONCE_LENGTH), write_names(self._names)
+        self._subjects = (challenge, nonce, self.key_id, names, self._binding)
+        return AuthRequest(self.key_id, nonce, names, prove(self._key, DIAL, *self._subjects))
+
+    def verify(self, response: AuthResponse | None) -> None:
+        """Check the listener's proof, after `answer`.
+
+        Raises:
+            Unauthorized: no valid proof of the key.
+        """
+        if response is None or not matches(response.proof, prove(self._key, LISTEN, *self._subjects)):
+            raise impostor(self.key_id)
+
+
+def impostor(key_id: str) -> Unauthorized:
+    """Return the error for a listener that has not proven the key."""
+    return Unauthorized(f"server failed authentication: it does not have the key {key_id!r}", impostor=True)
+
+
+# The listener --------------------------------------------------------------------------------------------------------
+
+
+@define
+class Challenge:
+    """Listener's side of one handshake; see `Authenticator.challenge`."""
+
+    nonce: str
+    _authorize: Callable[[str], str | None]
+    _names: Collection[str]
+    _binding: str
+    _answered: bool = field(default=False, init=False)
+
+    def authenticate(self, request: AuthRequest) -> AuthResponse | Rejection:
+        """Return the response to a dialer whose answer to this challenge is valid.
 
         If ``authorize("")`` is the empty string, dialers without any proof are accepted.
         """
         # Jobs never hold the cluster's token: each attempt has a key of its own, derived from its id and the store's
         # secret, so that no key is stored and a leaked one opens one attempt only.
-        key = self.authorize(request.key_id)
-        if key is None:
-            return None
+        key = self._authorize(request.key_id)
+        # One answer for each challenge, so a connection is one guess.
+        if key is None or self._answered:
+            return Rejection.KEY
+        self._answered = True
+        subjects = (self.nonce, request.nonce, request.key_id, request.names, self._binding)
         if not (key == "" and request.key_id == "" and request.proof == ""):
-            # Proof first: without the key, the memory of nonces can be neither filled nor probed.
-            if not matches(request.proof, prove(key, "dial", request.nonce, "")) or request.nonce in self._seen:
-                return None
-            self._remember(request.nonce)
-        nonce = mint(self.rng, NONCE_LENGTH)
-        return AuthResponse(nonce, prove(key, "listen", request.nonce, nonce))
+            if not matches(request.proof, prove(key, DIAL, *subjects)):
+                return Rejection.KEY
+            # After the proof: without the key, the names of this listener cannot be probed.
+            if not self._binding and read_names(request.names).isdisjoint(self._names):
+                return Rejection.ADDRESS
+        return AuthResponse(prove(key, LISTEN, *subjects))
 
-    def _remember(self, nonce: str) -> None:
-        self._seen.add(nonce)
-        self._order.append(nonce)
-        if len(self._order) > self.limit:
-            self._seen.discard(self._order.popleft())
+
+@define
+class Authenticator:
+    """Listener's side: makes the challenges of its connections."""
+
+    authorize: Callable[[str], str | None]
+    rng: random.Random
+
+    def challenge(self, names: Collection[str], binding: str = "") -> Challenge:
+        """Return the challenge for one connection.
+
+        Args:
+            names: of this listener, see the module.
+            binding: SHA-256 fingerprint of the certificate that it shows there, empty without TLS.
+        """
+        return Challenge(mint(self.rng, NONCE_LENGTH), self.authorize, names, binding)
 
 
 # As HTTP headers -----------------------------------------------------------------------------------------------------
 
 
+def write_challenge(nonce: str) -> str:
+    """Return the value of the listener's ``WWW-Authenticate`` header."""
+    return f"{SCHEME} nonce={nonce}"
+
+
+def read_challenge(header: str | None) -> str:
+    """Inverse of `write_challenge`; empty without a challenge."""
+    return _fields(header).get("nonce", "")
+
+
+def is_challenge_wanted(header: str | None) -> bool:
+    """Return whether an ``Authorization`` header announces a proof and does not contain one yet."""
+    return (header or "").startswith(SCHEME) and not read_request(header).proof
+
+
 def write_request(request: AuthRequest) -> str:
-    """Return the value of the request's ``Authorization`` header."""
-    return f"{SCHEME} id={quote(request.key_id, safe='')} nonce={request.nonce} proof={request.proof}"
+    """Return the value of the dialer's ``Authorization`` header."""
+    key_id = quote(request.key_id, safe="")
+    return f"{SCHEME} id={key_id} nonce={request.nonce} names={request.names} proof={request.proof}"
 
 
 def read_request(header: str | None) -> AuthRequest:
     """Inverse of `write_request`; anything else is read as a dialer without a proof."""
-    fields = _fields(header, SCHEME)
-    return AuthRequest(unquote(fields.get("id", "")), fields.get("nonce", ""), fields.get("proof", ""))
+    fields = _fields(header)
+    nonce, names, proof = (fields.get(name, "") for name in ("nonce", "names", "proof"))
+    return AuthRequest(unquote(fields.get("id", "")), nonce, names, proof)
 
 
-def write_response(answer: AuthResponse) -> str:
-    """Return the value of the response's ``Fray-Proof`` header."""
-    return f"{SCHEME} nonce={answer.nonce} proof={answer.proof}"
+def write_response(response: AuthResponse) -> str:
+    """Return the value of the listener's ``Fray-Proof`` header."""
+    return f"{SCHEME} proof={response.proof}"
 
 
 def read_response(header: str | None) -> AuthResponse | None:
     """Inverse of `write_response`; None without a proof."""
-    fields = _fields(header, SCHEME)
-    return AuthResponse(fields["nonce"], fields["proof"]) if fields.keys() >= {"nonce", "proof"} else None
+    fields = _fields(header)
+    return AuthResponse(fields["proof"]) if "proof" in fields else None
 
 
-def _fields(header: str | None, scheme: str) -> dict[str, str]:
+def _fields(header: str | None) -> dict[str, str]:
     # Cut before it is split: the header comes from an unauthenticated peer.
     parts = (header or "")[:HEADER_LIMIT_BYTES].split(" ")
-    return dict(part.split("=", 1) for part in parts[1:] if "=" in part) if parts[0] == scheme else {}
+    return dict(part.split("=", 1) for part in parts[1:] if "=" in part) if parts[0] == SCHEME else {}

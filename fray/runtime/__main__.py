@@ -118,7 +118,8 @@ async def _run_in_loop(attempt_spec: AttemptSpec, work: attempt.Work, control_fd
     async with trio.open_nursery() as nursery:
         cancel = trio.CancelScope()
         nursery.start_soon(_handle_commands, control_fd, cancel)
-        result = await attempt.run_in_runtime(attempt_spec, WebSocketNetwork(), random.SystemRandom(), cancel, run)
+        network = WebSocketNetwork(names=(attempt_spec.advertise,))
+        result = await attempt.run_in_runtime(attempt_spec, network, random.SystemRandom(), cancel, run)
         # The task for commands never ends by itself.
         nursery.cancel_scope.cancel()
     return result or attempt.stopped()
@@ -205,9 +206,8 @@ class _JobLoop:
         self._token = trio.lowlevel.current_trio_token()
         if self._cancelled:
             self._cancel.cancel()
-        await attempt.run_in_runtime(
-            self._attempt_spec, WebSocketNetwork(), random.SystemRandom(), self._cancel, self._run
-        )
+        network = WebSocketNetwork(names=(self._attempt_spec.advertise,))
+        await attempt.run_in_runtime(self._attempt_spec, network, random.SystemRandom(), self._cancel, self._run)
 
     async def _run(self, runtime: Runtime) -> AttemptResult:
         self._runtime = runtime

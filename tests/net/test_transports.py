@@ -24,11 +24,10 @@ from fray.errors import (
     Unauthorized,
     Unreachable,
 )
-from fray.net import auth
 from fray.net.transport import Credential, Network, Transport
 from fray.net.transports import sockets, websocket_frames
 from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES, MemoryNetwork, MessageFault
-from fray.net.transports.websocket import WebSocketNetwork
+from fray.net.transports.websocket import WebSocketNetwork, named
 from fray.net.transports.websocket_frames import Control, Reader
 from fray.testing.conformance import (
     CASES,
@@ -40,6 +39,7 @@ from fray.testing.conformance import (
     listener,
     receive_all,
 )
+from tests.support.forwarded_port import forward_port
 from tests.support.plain_websocket import PlainWebSocketNetwork
 
 KINDS = ["memory", "tcp", "tls", "unix", "plain tcp", "plain unix"]
@@ -213,17 +213,78 @@ async def test_an_unauthenticated_peer_gets_401_before_a_frame_is_read() -> None
         assert accepted.statistics().current_buffer_used == 0
 
 
-async def test_a_recorded_request_cannot_be_replayed() -> None:
-    request = auth.make_request(CREDENTIAL.key_id, CREDENTIAL.key, random.Random(1))
-    head = UPGRADE + b"Authorization: " + auth.write_request(request).encode() + b"\r\n\r\n"
-    close = websocket_frames.close_frame(1000, "", True)
+@pytest.mark.parametrize("names", ["127.0.0.1:PORT", "localhost:PORT", "other.example", "127.0.0.1"])
+async def test_a_forwarded_port_is_dialed_by_the_names_that_the_listener_was_given(names: str) -> None:
     async with trio.open_nursery() as nursery:
-        network = WebSocketNetwork()
+        own: list[str] = []
+        network = WebSocketNetwork(names=own)
         address = await nursery.start(network.listen, "tcp:127.0.0.1:0", authorize, ends_quietly(Transport.receive))
-        port = int(address.rsplit(":", 1)[1])
-        assert (await say(port, head + close)).startswith(b"HTTP/1.1 101 ")
-        assert (await say(port, head + close)).startswith(b"HTTP/1.1 401 ")
+        port = await nursery.start(forward_port, lambda: address, [])
+        own.append(names.replace("PORT", str(port)))
+        dialed = f"tcp:{'localhost' if names.startswith('localhost') else '127.0.0.1'}:{port}"
+        if "PORT" in names:
+            (await WebSocketNetwork().dial(dialed, CREDENTIAL, timeout_s=5)).abort()
+        else:
+            with pytest.raises(Unauthorized, match="start that server with --advertise HOST:PORT"):
+                await WebSocketNetwork().dial(dialed, CREDENTIAL, timeout_s=5)
+        (await WebSocketNetwork().dial(address, CREDENTIAL, timeout_s=5)).abort()
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("bound", "dialed"),
+    [
+        ("0.0.0.0", "127.0.0.1"),
+        ("0.0.0.0", "127.0.0.9"),
+        ("0.0.0.0", "localhost"),
+        ("[::]", "[::1]"),
+        ("[::]", "127.0.0.1"),
+    ],
+)
+async def test_a_listener_at_all_addresses_knows_each_of_them(bound: str, dialed: str) -> None:
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(
+            WebSocketNetwork().listen, f"tcp:{bound}:0", authorize, ends_quietly(Transport.receive)
+        )
+        port = address.rpartition(":")[2]
+        (await WebSocketNetwork().dial(f"tcp:{dialed}:{port}", CREDENTIAL, timeout_s=5)).abort()
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_unix_socket_may_be_dialed_by_any_path_to_its_file(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "socket")
+    (tmp_path / "elsewhere").symlink_to(tmp_path)
+    async with listener(NetworkUnderTest(WebSocketNetwork(), f"unix:{tmp_path}/socket")):
+        for path in ("socket", "link", "elsewhere/socket"):
+            (await WebSocketNetwork().dial(f"unix:{tmp_path}/{path}", CREDENTIAL, timeout_s=5)).abort()
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "name"),
+    [
+        ("LOCALHOST", 1, "tcp:localhost:1"),
+        ("[::1]", 1, "tcp:[::1]:1"),
+        ("0:0:0:0:0:0:0:1", 1, "tcp:[::1]:1"),
+        ("::ffff:10.0.0.5", 1, "tcp:10.0.0.5:1"),
+        ("fe80::1%eth0", 1, "tcp:[fe80::1]:1"),
+    ],
+)
+def test_a_tcp_address_has_one_spelling(host: str, port: int, name: str) -> None:
+    assert sockets.tcp_name(host, port) == name
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("lab.example", "tcp:lab.example:7"),
+        ("lab.example:443", "tcp:lab.example:443"),
+        ("::1", "tcp:[::1]:7"),
+        ("[::1]:443", "tcp:[::1]:443"),
+        ("[::1]", "tcp:[::1]:7"),
+    ],
+)
+def test_a_name_of_this_machine_has_the_port_of_the_listener_by_default(given: str, name: str) -> None:
+    assert named(given, 7) == name
 
 
 @pytest.mark.parametrize(
@@ -328,7 +389,7 @@ async def test_a_path_too_long_for_the_kernel_can_be_used(tmp_path: Path) -> Non
         await sockets.connect(address)
     with sockets.listening(address) as (listener, bound):
         assert bound == address.text
-        client = await sockets.connect(address)
+        client, _ = await sockets.connect(address)
         server, _ = await sockets.accept(listener)
         client.send(b"x")
         assert server.recv(1) == b"x"

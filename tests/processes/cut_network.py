@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 import trio
 from attrs import define, field
+
+from fray.net.transports import sockets, websocket
 
 
 @define(eq=False)
 class Saboteur:
     """Forwards between its own address and the real one; each connection dies after a random number of bytes.
+
+    A listener refuses dialers of an address that is not its own: see `as_wire`.
 
     Half of the connections live for ``bytes_low`` bytes at least, so that there is progress; the others may be cut in
     their handshake. `calm` ends the sabotage.
@@ -31,8 +37,15 @@ class Saboteur:
     _open: set[trio.SocketStream] = field(factory=set)
 
     async def serve(self, task_status: trio.TaskStatus[None]) -> None:
-        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        self.address = f"tcp:127.0.0.1:{listener.socket.getsockname()[1]}"
+        if self.target.startswith("unix:"):
+            self.address = f"{self.target}.cut"
+            sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            await sock.bind(self.address.removeprefix("unix:"))
+            sock.listen()
+            listener = trio.SocketListener(sock)
+        else:
+            (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            self.address = f"tcp:127.0.0.1:{listener.socket.getsockname()[1]}"
         await trio.serve_listeners(self._forward, [listener], task_status=task_status)  # type: ignore[arg-type]
 
     async def _forward(self, near: trio.SocketStream) -> None:
@@ -82,6 +95,13 @@ def _reset(stream: trio.SocketStream) -> None:
         stream.socket.close()
     except OSError:
         pass
+
+
+def as_wire(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    """Make the dialers of this process name the listener at ``target``, as if what is between were a wire."""
+    path = target.removeprefix("unix:")
+    name = sockets.file_name(os.stat(path)) if path != target else target
+    monkeypatch.setattr(websocket, "dialed_names", lambda address, connected: (name,))
 
 
 @asynccontextmanager

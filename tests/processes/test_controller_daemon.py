@@ -27,6 +27,7 @@ from fray.net.channel.requests import Requests
 from fray.net.codec import Bytes, blob_id, decode_message, encode_message
 from fray.net.transport import Credential
 from fray.net.transports.websocket import WebSocketNetwork
+from tests.support.forwarded_port import forward_port
 
 TOKEN = "a-token-hard-to-guess"
 
@@ -132,6 +133,8 @@ def test_a_signal_ends_it_in_order_with_status_zero(daemons: Any, store: str, nu
         (["--listen", "unix:relative.sock"], "write an absolute path"),
         (["--listen", "0.0.0.0:0"], "would serve other machines without encryption: add --insecure"),
         (["--listen", "some.host:7421"], "add --insecure"),
+        (["--advertise", "lab.example:0"], "invalid --advertise 'lab.example:0'; expected HOST or HOST:PORT"),
+        (["--advertise", "fray://lab.example"], "expected HOST or HOST:PORT, as drivers dial it"),
         (["--token-file", "/nonexistent/token"], "cannot read the token file /nonexistent/token"),
     ],
 )
@@ -321,3 +324,26 @@ async def test_it_serves_a_unix_socket_and_a_port_and_turns_a_wrong_token_away(
                 async with trio.open_nursery() as nursery:
                     await dialed(nursery, address, hello, token="wrong")
             assert caught.group_contains(Unauthorized)
+
+
+async def test_a_forwarded_port_is_dialed_where_the_daemon_advertises_it(daemons: Any, store: str) -> None:
+    bound: list[str] = []
+    hello = ClientHello(session="s", role=Role.TOOL)
+    with trio.fail_after(60):
+        async with trio.open_nursery() as forwards:
+            ports = [await forwards.start(forward_port, lambda: bound[0], []) for _ in range(2)]
+            daemon = daemons(
+                *("--listen", "127.0.0.1:0", "--store", store, "--advertise", f"localhost:{ports[0]}"),
+                env={"FRAY_TOKEN": TOKEN},
+            )
+            bound.append(daemon.started())
+            for address in (f"tcp:localhost:{ports[0]}", bound[0]):
+                async with trio.open_nursery() as nursery:
+                    tool = await dialed(nursery, address, hello)
+                    assert (await tool.ask(ListJobs(namespace="*"))).jobs == ()
+                    nursery.cancel_scope.cancel()
+            with pytest.raises(ExceptionGroup) as caught:
+                async with trio.open_nursery() as nursery:
+                    await dialed(nursery, f"tcp:localhost:{ports[1]}", hello)
+            assert caught.group_contains(Unauthorized, match="start that server with --advertise HOST:PORT")
+            forwards.cancel_scope.cancel()

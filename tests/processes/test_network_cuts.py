@@ -15,7 +15,7 @@ from fray.net.channel import channel
 from fray.net.channel.session import SILENT_PERIODS
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cut_network import open_saboteur
+from cut_network import as_wire, open_saboteur
 
 from tests.processes.test_calls_real import other_process
 
@@ -24,10 +24,11 @@ IN_THE_AIR = 200
 
 @pytest.mark.parametrize(("wire", "calls"), [("tcp", 5_000), ("unix", 5_000)])
 async def test_thousands_of_calls_over_connections_that_are_cut_are_answered_once(
-    wire: str, calls: int, tmp_path: Path
+    wire: str, calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with other_process(wire, tmp_path) as other:
         (target,) = other.endpoints[0].addresses
+        as_wire(monkeypatch, target)
         async with open_saboteur(target, seed=1) as saboteur:
             endpoint = evolve(other.endpoints[0], addresses=(saboteur.address,))
             route = other.caller.route_to(endpoint)

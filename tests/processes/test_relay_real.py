@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 import trio
 
 import fray
@@ -25,7 +26,7 @@ from fray.runtime.open import RuntimeConfig, open_runtime
 from tests.support import job_functions
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cut_network import open_saboteur
+from cut_network import as_wire, open_saboteur
 
 from tests.processes.lab import (
     SMALL,
@@ -104,7 +105,10 @@ async def test_a_driver_that_cannot_be_dialed_hosts_an_actor_for_its_jobs(lab: L
                 assert await scope.run(job_functions.call_by_name, "at-home", 5, resources=SMALL) == 15
 
 
-async def test_relayed_calls_over_a_conversation_that_is_cut_again_and_again_are_answered_once(lab: Lab) -> None:
+async def test_relayed_calls_over_a_conversation_that_is_cut_again_and_again_are_answered_once(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_wire(monkeypatch, f"tcp:127.0.0.1:{lab.port}")
     lab.start_controller()
     lab.start_node("alpha")
     await connected(lab)

@@ -14,6 +14,7 @@ from fray.errors import ConnectionFailed, MessageTooLarge, ProtocolMismatch, Unr
 from fray.net import auth
 from fray.net.transport import Authorize, Bytes, Credential, PeerIdentity, Transport
 from fray.net.transports import sockets
+from fray.net.transports.listener import HANDSHAKE_S
 from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES, too_large
 from fray.net.transports.sockets import Address
 from fray.net.transports.trio_handshake import (
@@ -22,7 +23,7 @@ from fray.net.transports.trio_handshake import (
     upgrade_as_client,
     upgrade_as_server,
 )
-from fray.net.transports.websocket import HANDSHAKE_S, Listener, explain
+from fray.net.transports.websocket import Listener, dialed_names, explain
 from fray.net.transports.websocket_transport import CLOSE_S
 
 logger = logging.getLogger("fray.net")
@@ -92,8 +93,9 @@ class PlainWebSocketNetwork:
         """See `Network.dial`."""
         target = sockets.parse(address)
         with trio.move_on_after(timeout_s):
-            sock = await sockets.connect(target)
-            transport: Transport = await self._nursery.start(self._hold, sock, target, credential)
+            sock, name = await sockets.connect(target)
+            names = dialed_names(target, name)
+            transport: Transport = await self._nursery.start(self._hold, sock, target, names, credential)
             return transport
         raise Unreachable(f"no answer from {address} within {timeout_s:.3g} s", address=address)
 
@@ -101,6 +103,7 @@ class PlainWebSocketNetwork:
         self,
         sock: socket.socket,
         target: Address,
+        names: Sequence[str],
         credential: Credential | None,
         task_status: trio.TaskStatus[Transport],
     ) -> None:
@@ -108,7 +111,9 @@ class PlainWebSocketNetwork:
         try:
             with translate_rejection():
                 async with trio.open_nursery() as nursery:
-                    connection = await upgrade_as_client(nursery, SocketStream(sock), target, credential, self.rng)
+                    connection = await upgrade_as_client(
+                        nursery, SocketStream(sock), target, names, credential, self.rng
+                    )
                     claim = PeerIdentity(credential.key_id if credential else "", target.text)
                     transport = PlainWebSocketTransport(connection, sock, claim)
                     task_status.started(transport)
@@ -137,7 +142,7 @@ class PlainWebSocketNetwork:
         async with trio.open_nursery() as nursery:
             upgraded = None
             with listener.counting_handshake(), trio.move_on_after(HANDSHAKE_S):
-                upgraded = await upgrade_as_server(nursery, SocketStream(sock), listener.authenticator)
+                upgraded = await upgrade_as_server(nursery, SocketStream(sock), listener.challenge(sock))
             if upgraded is not None:
                 await listener.serve(PlainWebSocketTransport(upgraded[0], sock, PeerIdentity(upgraded[1], remote)))
             nursery.cancel_scope.cancel()

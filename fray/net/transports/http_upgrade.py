@@ -9,16 +9,22 @@ import base64
 import hashlib
 import random
 from collections.abc import Mapping
+from types import MappingProxyType
 
 HEAD_LIMIT_BYTES = 16 * 1024
 RESOURCE = "/fray"
 PROOF = "fray-proof"
 """Name of the header with the listener's proof."""
-CHALLENGE = {"WWW-Authenticate": "Fray"}
-UNAUTHORIZED_BODY = "authentication required: set FRAY_TOKEN or pass token=\n"
-_BLANK_LINE = b"\r\n\r\n"
+CHALLENGE = "WWW-Authenticate"
+"""Name of the header with the listener's challenge."""
+BODIES = {
+    401: "authentication required: set FRAY_TOKEN or pass token=\n",
+    421: "reached at an address that is not known here: start this listener with --advertise HOST:PORT\n",
+    426: "this listener requires TLS: write its address with the fingerprint of its certificate authority\n",
+}
+BLANK_LINE = b"\r\n\r\n"
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-_REASONS = {101: "Switching Protocols", 400: "Bad Request", 401: "Unauthorized", 426: "Upgrade Required"}
+_REASONS = {101: "Switching Protocols", 401: "Unauthorized", 421: "Misdirected Request", 426: "Upgrade Required"}
 
 
 class HandshakeLost(Exception):
@@ -33,9 +39,11 @@ class HandshakeLost(Exception):
 class UpgradeRejected(Exception):
     """The listener has answered with another status than the upgrade."""
 
-    def __init__(self, status: int) -> None:
+    def __init__(self, status: int, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         super().__init__(f"HTTP {status}")
         self.status = status
+        self.headers = headers
+        """Names in lower case."""
 
 
 def make_key(rng: random.Random) -> str:
@@ -62,10 +70,16 @@ def write_response(key: str, headers: Mapping[str, str]) -> bytes:
     return _write(_status(101), {**fixed, **headers})
 
 
-def write_refusal(status: int, headers: Mapping[str, str], body: str) -> bytes:
+def write_challenge(challenge: str) -> bytes:
+    """Return a whole answer after which the dialer may send another request, with its proof."""
+    return _write(_status(401), {CHALLENGE: challenge, "Content-Length": "0"})
+
+
+def write_refusal(status: int) -> bytes:
     """Return a whole answer that rejects the dialer."""
-    more = {"Content-Type": "text/plain", "Content-Length": str(len(body.encode())), "Connection": "close"}
-    return _write(_status(status), {**headers, **more}) + body.encode()
+    body = BODIES[status].encode()
+    headers = {"Content-Type": "text/plain", "Content-Length": str(len(body)), "Connection": "close"}
+    return _write(_status(status), {CHALLENGE: "Fray", **headers} if status == 401 else headers) + body
 
 
 def _status(code: int) -> str:
@@ -74,7 +88,7 @@ def _status(code: int) -> str:
 
 def _write(first: str, headers: Mapping[str, str]) -> bytes:
     lines = [first, *(f"{name}: {value}" for name, value in headers.items())]
-    return "\r\n".join(lines).encode("latin-1") + _BLANK_LINE
+    return "\r\n".join(lines).encode("latin-1") + BLANK_LINE
 
 
 def split_head(data: bytes, first_bytes: bytes) -> tuple[bytes, bytes] | None:
@@ -89,7 +103,7 @@ def split_head(data: bytes, first_bytes: bytes) -> tuple[bytes, bytes] | None:
     # Tested from the first byte on: a different protocol is recognized at once, not at the limit or by a time-out.
     if not data.startswith(first_bytes[: len(data)]):
         raise HandshakeLost("the answer is not HTTP", foreign=True)
-    head, blank, surplus = data.partition(_BLANK_LINE)
+    head, blank, surplus = data.partition(BLANK_LINE)
     if not blank and len(data) > HEAD_LIMIT_BYTES:
         raise HandshakeLost("the HTTP head is too long", foreign=True)
     return (head, surplus) if blank else None
@@ -120,7 +134,7 @@ def read_response(head: bytes, key: str) -> dict[str, str]:
     status = first.split(" ")[1]
     # Status 0 for anything that is not a number: still an HTTP server, and not one of Fray.
     if status != "101":
-        raise UpgradeRejected(int(status) if status.isdecimal() else 0)
+        raise UpgradeRejected(int(status) if status.isdecimal() else 0, headers)
     if not _upgrades(headers) or headers.get("sec-websocket-accept") != accept_of(key):
         raise HandshakeLost("invalid answer to the handshake", foreign=True)
     return headers

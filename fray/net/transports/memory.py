@@ -362,11 +362,14 @@ class MemoryNetwork:
         if listener is None or self._listeners.get(address) is not listener:
             raise Refused(f"connection refused: nothing is listening on {address}", address=address)
         key_id, key = (credential.key_id, credential.key) if credential else ("", "")
-        request = auth.make_request(key_id, key, self.rng)
-        answer = listener.authenticator.authenticate(request)
-        if answer is None:
+        challenge = listener.authenticator.challenge({address})
+        proof = auth.DialerProof(key_id, key, (address,))
+        request = proof.answer(challenge.nonce, self.rng) if credential else auth.AuthRequest()
+        response = challenge.authenticate(request)
+        if isinstance(response, auth.Rejection):
             raise Unauthorized(f"{address} does not accept the key {key_id!r}: check the token", address=address)
-        auth.verify_listener(request, key, answer)
+        if credential is not None:
+            proof.verify(response)
         return self._join(source, host, address, key_id, listener)
 
     def _join(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import os
 import socket
 import stat
@@ -83,6 +84,27 @@ def _parse_pins(address: str, text: str) -> tuple[str, ...]:
     return tuple(check_fingerprint(pin, address) for pin in pins)
 
 
+def tcp_name(host: str, port: int) -> str:
+    """Return the one spelling of a TCP address by which both ends of a connection name the listener."""
+    host = host.strip("[]").partition("%")[0].lower()
+    with contextlib.suppress(ValueError):
+        found = ipaddress.ip_address(host)
+        # A listener on both families sees dialers of the older one at mapped addresses.
+        mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+        host = str(mapped or found)
+    return f"tcp:[{host}]:{port}" if ":" in host else f"tcp:{host}:{port}"
+
+
+def local_name(sock: socket.socket) -> str:
+    """Return the name of this end of a TCP connection."""
+    return tcp_name(*sock.getsockname()[:2])
+
+
+def file_name(found: os.stat_result) -> str:
+    """Return the name of a Unix socket's file: the same in every mount namespace, and not that of a copy."""
+    return f"unix:{found.st_dev}:{found.st_ino}"
+
+
 @contextlib.contextmanager
 def reachable(path: str) -> Iterator[str]:
     """Yield the path, or for a path that is too long for the kernel a shorter one to the same file."""
@@ -101,8 +123,8 @@ def reachable(path: str) -> Iterator[str]:
 # Dialing -------------------------------------------------------------------------------------------------------------
 
 
-async def connect(address: Address) -> socket.socket:
-    """Return a connected, non-blocking socket.
+async def connect(address: Address) -> tuple[socket.socket, str]:
+    """Return a connected, non-blocking socket and the name of what it is connected to, see `fray.net.auth`.
 
     Raises:
         Refused: nothing is listening there (at every address of the host).
@@ -132,30 +154,37 @@ async def _targets(address: Address) -> list[tuple[int, str | tuple[str, int]]]:
     return [(family, target) for family, _, _, _, target in found]  # type: ignore[misc]
 
 
-async def _connect_one(family: int, target: str | tuple[str, int]) -> socket.socket:
+async def _connect_one(family: int, target: str | tuple[str, int]) -> tuple[socket.socket, str]:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
-        while (code := _start_connect(sock, target)) == errno.EAGAIN:  # noqa: ASYNC110 (no event for it)
+        while (started := _start_connect(sock, target))[0] == errno.EAGAIN:  # noqa: ASYNC110 (no event for it)
             # The queue of a Unix listener is full: the kernel reports that at once and never says when there is room.
             await trio.sleep(0.01)
+        code, name = started
         if code == errno.EINPROGRESS:
             await trio.lowlevel.wait_writable(sock)
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code))
         tune(sock)
+        return sock, name or tcp_name(*sock.getpeername()[:2])
     except BaseException:
         sock.close()
         raise
-    return sock
 
 
-def _start_connect(sock: socket.socket, target: str | tuple[str, int]) -> int:
+def _start_connect(sock: socket.socket, target: str | tuple[str, int]) -> tuple[int, str]:
+    """Begin to connect; return the error number, and the name of a Unix socket."""
     if not isinstance(target, str):
-        return sock.connect_ex(target)
-    with reachable(target) as path:
-        return sock.connect_ex(path)
+        return sock.connect_ex(target), ""
+    # Connected through a descriptor, whose file is the one that was named, whatever is at the path by then. It also
+    # makes a path short enough for the kernel.
+    file = os.open(target, os.O_PATH)
+    try:
+        return sock.connect_ex(f"/proc/self/fd/{file}"), file_name(os.fstat(file))
+    finally:
+        os.close(file)
 
 
 def is_near(sock: socket.socket) -> bool:

@@ -81,7 +81,7 @@ class TlsDialer:
         return sock
 
     async def _handshake(self, target: Address, context: ssl.SSLContext) -> TlsSocket:
-        sock = wrap(await sockets.connect(target), context, server_name=CONTROLLER_NAME)
+        sock = wrap((await sockets.connect(target))[0], context, server_name=CONTROLLER_NAME)
         try:
             await handshake(sock)
         except BaseException as error:
@@ -96,7 +96,7 @@ class TlsDialer:
         """Return the certificate of a listener that was not accepted, for the message: OpenSSL does not keep it."""
         if not isinstance(error, ssl.SSLCertVerificationError):
             return None
-        sock = wrap(await sockets.connect(target), self._unverified, server_name=CONTROLLER_NAME)
+        sock = wrap((await sockets.connect(target))[0], self._unverified, server_name=CONTROLLER_NAME)
         try:
             await handshake(sock)
             return shown_certificate(sock)

@@ -11,8 +11,6 @@ from fray.net.tls.identity import TlsIdentity, server_context
 from fray.net.transports import http_upgrade
 from fray.net.transports.tls_socket import TlsSocket, handshake, wrap
 
-TLS_REQUIRED = "this listener requires TLS: write its address with the fingerprint of its certificate authority\n"
-
 
 class TlsServer:
     """Certificates of the ``tls:`` listeners of one process.
@@ -58,7 +56,7 @@ class TlsServer:
         except BaseException as error:
             # In the words of HTTP, which is what a dialer without TLS has begun to speak.
             if isinstance(error, ssl.SSLError) and error.reason == "HTTP_REQUEST":
-                _send_plainly(wrapped, http_upgrade.write_refusal(426, {}, TLS_REQUIRED))
+                _send_plainly(wrapped, http_upgrade.write_refusal(426))
             wrapped.close()
             raise
         return wrapped

@@ -1,15 +1,16 @@
 """Handshake by trio-websocket, for connections between machines.
 
-It gets a stream that ends for it at the blank line of the HTTP head; bytes received after that line are kept for the
-transport that owns the socket from then on. Importing this costs 40 ms, so a process that only connects to peers on its
-own machine never does.
+The challenge in front of it is that of `fray.net.transports.local_handshake`, since trio-websocket ends a connection
+with the first request that it rejects. It gets a stream that ends for it at the blank line of the HTTP head; bytes
+received after that line are kept for the transport that owns the socket from then on. Importing this costs 40 ms, so a
+process that only connects to peers on its own machine never does.
 """
 
 from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -20,19 +21,18 @@ from trio_websocket import ConnectionRejected, WebSocketConnection
 from fray.net import auth
 from fray.net.transport import Credential
 from fray.net.transports.http_upgrade import (
+    BLANK_LINE,
+    BODIES,
     CHALLENGE,
     HEAD_LIMIT_BYTES,
     PROOF,
     RESOURCE,
-    UNAUTHORIZED_BODY,
     HandshakeLost,
     UpgradeRejected,
 )
+from fray.net.transports.local_handshake import offer_challenge, request_challenge
 from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES
 from fray.net.transports.sockets import Address
-
-_BLANK_LINE = b"\r\n\r\n"
-
 
 # The stream that trio-websocket sees ---------------------------------------------------------------------------------
 
@@ -44,6 +44,8 @@ class SocketStream(trio.abc.Stream):
         # A socket of the standard library and not `trio.SocketStream`: the transport uses it directly after the
         # handshake.
         self.sock = sock
+        self.received = b""
+        """Bytes that were received already."""
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Send all bytes."""
@@ -63,6 +65,9 @@ class SocketStream(trio.abc.Stream):
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Receive some bytes; none at the end."""
+        if self.received:
+            data, self.received = self.received, b""
+            return data
         while True:
             await trio.lowlevel.wait_readable(self.sock)
             try:
@@ -106,13 +111,13 @@ class HeadStream(SocketStream):
         # Tested from the first byte on: a different protocol may never send a whole line.
         if not self._head.startswith(self._first_bytes[: len(self._head)]):
             raise HandshakeLost("the answer is not HTTP", foreign=True)
-        at = self._head.find(_BLANK_LINE)
+        at = self._head.find(BLANK_LINE)
         if at < 0 and len(self._head) > HEAD_LIMIT_BYTES:
             raise HandshakeLost("the HTTP head is too long", foreign=True)
         # The body of a rejection is part of the answer that trio-websocket reads.
         if at < 0 or (self._client and not self._head.startswith(b"HTTP/1.1 101")):
             return data
-        end = at + len(_BLANK_LINE)
+        end = at + len(BLANK_LINE)
         self._head_ended = True
         # The listener may send its first frame right behind the head, in the same segment.
         self.surplus = self._head[end:]
@@ -127,16 +132,25 @@ class HeadStream(SocketStream):
 
 
 async def upgrade_as_client(
-    nursery: trio.Nursery, stream: SocketStream, address: Address, credential: Credential | None, rng: random.Random
+    nursery: trio.Nursery,
+    stream: SocketStream,
+    address: Address,
+    names: Collection[str],
+    credential: Credential | None,
+    rng: random.Random,
+    binding: str = "",
 ) -> WebSocketConnection:
     """Return an upgraded connection whose listener has proven its key.
 
     Raises:
         Unauthorized: it has not. Errors of trio-websocket are raised by ``nursery``.
+        ProtocolMismatch, UpgradeRejected, HandshakeLost: see `request_challenge`.
     """
-    key_id, key = (credential.key_id, credential.key) if credential else ("", "")
-    offered = auth.make_request(key_id, key, rng)
-    headers = [(b"Authorization", auth.write_request(offered).encode())] if credential else []
+    challenge = await request_challenge(stream.sock, address, credential, rng)
+    headers, proof = [], None
+    if credential is not None:
+        proof = auth.DialerProof(credential.key_id, credential.key, names, binding)
+        headers = [(b"Authorization", auth.write_request(proof.answer(challenge, rng)).encode())]
     # The sizes below matter to tests only, which let trio-websocket carry messages as well.
     connection = await trio_websocket.wrap_client_stream(
         nursery,
@@ -148,25 +162,28 @@ async def upgrade_as_client(
         message_queue_size=16,
         receive_buffer_size=65536,
     )
-    if credential is not None:
-        auth.verify_listener(offered, key, auth.read_response(_header(connection.handshake_headers, PROOF.encode())))
+    if proof is not None:
+        proof.verify(auth.read_response(_header(connection.handshake_headers, PROOF.encode())))
     return connection
 
 
 async def upgrade_as_server(
-    nursery: trio.Nursery, stream: SocketStream, authenticator: auth.Authenticator
+    nursery: trio.Nursery, stream: SocketStream, challenge: auth.Challenge
 ) -> tuple[WebSocketConnection, str] | None:
-    """Return an upgraded connection and the key id its dialer has proven; None if it was rejected with 401."""
+    """Return an upgraded connection and the key id its dialer has proven; None if it was rejected."""
+    stream.received = await offer_challenge(stream.sock, challenge)
     request = await trio_websocket.wrap_server_stream(
         nursery, stream, max_message_size=TRANSPORT_LIMIT_BYTES, message_queue_size=16, receive_buffer_size=65536
     )
-    offered = auth.read_request(_header(request.headers, b"authorization"))
-    answer = authenticator.authenticate(offered)
-    if answer is None:
-        await request.reject(401, extra_headers=_bytes(CHALLENGE), body=UNAUTHORIZED_BODY.encode())
+    answered = auth.read_request(_header(request.headers, b"authorization"))
+    response = challenge.authenticate(answered)
+    if isinstance(response, auth.Rejection):
+        await request.reject(
+            response.value, extra_headers=[(CHALLENGE.encode(), b"Fray")], body=BODIES[response.value].encode()
+        )
         return None
-    connection = await request.accept(extra_headers=[(PROOF.encode(), auth.write_response(answer).encode())])
-    return connection, offered.key_id
+    connection = await request.accept(extra_headers=[(PROOF.encode(), auth.write_response(response).encode())])
+    return connection, answered.key_id
 
 
 def _header(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> str | None:
@@ -177,18 +194,19 @@ def _header(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> str | None:
     return None
 
 
-def _bytes(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.encode(), value.encode()) for name, value in headers.items()]
-
-
 async def client_handshake(
-    sock: socket.socket, address: Address, credential: Credential | None, rng: random.Random
+    sock: socket.socket,
+    address: Address,
+    names: Collection[str],
+    credential: Credential | None,
+    rng: random.Random,
+    binding: str = "",
 ) -> bytes:
     """See `fray.net.transports.local_handshake.client_handshake`."""
     stream = HeadStream(sock, client=True)
     with translate_rejection():
         async with trio.open_nursery() as nursery:
-            await upgrade_as_client(nursery, stream, address, credential, rng)
+            await upgrade_as_client(nursery, stream, address, names, credential, rng, binding)
             # Ends the reader task without a closing handshake; the socket stays open.
             nursery.cancel_scope.cancel()
     return stream.surplus
@@ -207,11 +225,11 @@ def translate_rejection() -> Iterator[None]:
         raise UpgradeRejected(cast(ConnectionRejected, first).status_code) from None
 
 
-async def server_handshake(sock: socket.socket, authenticator: auth.Authenticator) -> tuple[str, bytes] | None:
+async def server_handshake(sock: socket.socket, challenge: auth.Challenge) -> tuple[str, bytes] | None:
     """See `fray.net.transports.local_handshake.server_handshake`."""
     stream = HeadStream(sock, client=False)
     async with trio.open_nursery() as nursery:
-        upgraded = await upgrade_as_server(nursery, stream, authenticator)
+        upgraded = await upgrade_as_server(nursery, stream, challenge)
         # Also after a rejection, whose answer has been sent completely by then.
         nursery.cancel_scope.cancel()
     return None if upgraded is None else (upgraded[1], stream.surplus)

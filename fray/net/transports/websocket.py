@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import random
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from types import ModuleType
 
 import trio
@@ -23,6 +24,7 @@ from fray.net.tls.explain import explain_dial, explain_serve
 from fray.net.transport import Authorize, Credential, PeerIdentity, Transport
 from fray.net.transports import local_handshake, sockets
 from fray.net.transports.http_upgrade import HandshakeLost, UpgradeRejected
+from fray.net.transports.listener import HANDSHAKE_S
 from fray.net.transports.sockets import Address
 from fray.net.transports.tls_dialer import TlsDialer
 from fray.net.transports.tls_listener import TlsServer
@@ -31,8 +33,6 @@ from fray.net.transports.websocket_transport import WebSocketTransport
 
 logger = logging.getLogger("fray.net")
 
-HANDSHAKE_S = 10.0
-"""Longest duration of a handshake at the listener."""
 # Each costs a descriptor and a task before it is authenticated. Dialers of dropped connections try again.
 PENDING_LIMIT = 1024
 """Limit of concurrent handshakes at one listener; more connections are dropped."""
@@ -43,6 +43,8 @@ class WebSocketNetwork:
 
     Args:
         rng: generator of nonces; the system's by default.
+        names: names of this machine besides its own addresses, for TCP listeners whose address is translated on the
+            way: ``HOST`` or ``HOST:PORT`` (default: the port of the listener). See `fray.net.auth`.
         tls_server: what ``tls:`` listeners show. Default: a certificate of this process alone.
         tls_dialer: dials ``tls:`` addresses.
     """
@@ -51,10 +53,12 @@ class WebSocketNetwork:
         self,
         rng: random.Random | None = None,
         *,
+        names: Collection[str] = (),
         tls_server: TlsServer | None = None,
         tls_dialer: TlsDialer | None = None,
     ) -> None:
         self.rng = rng or random.SystemRandom()
+        self.names = names
         self.tls_server = tls_server or TlsServer()
         self._tls_dialer = tls_dialer
 
@@ -86,9 +90,9 @@ class WebSocketNetwork:
     async def _dial(
         self, target: Address, credential: Credential | None, *, shows_identity: bool = True
     ) -> WebSocketTransport:
-        sock = await self._connect(target, shows_identity)
+        sock, name = await self._connect(target, shows_identity)
         try:
-            return await self._upgrade(sock, target, credential)
+            return await self._upgrade(sock, target, name, credential)
         except BaseException as error:
             # A transport owns its socket only after the handshake.
             sock.close()
@@ -97,7 +101,7 @@ class WebSocketNetwork:
                 raise explain(error, target.text) from error
             raise
 
-    async def _connect(self, target: Address, shows_identity: bool) -> socket.socket:
+    async def _connect(self, target: Address, shows_identity: bool) -> tuple[socket.socket, str]:
         if not target.is_tls:
             return await sockets.connect(target)
         # Never without: any machine that answers at the address would be accepted.
@@ -105,10 +109,15 @@ class WebSocketNetwork:
             raise InvalidRequest(
                 f"{target.text} has no fingerprint of a certificate; expected tls:HOST:PORT#FINGERPRINT"
             )
-        return await self.tls_dialer.connect(target, shows_identity=shows_identity)
+        sock = await self.tls_dialer.connect(target, shows_identity=shows_identity)
+        return sock, sockets.tcp_name(*sock.getpeername()[:2])
 
-    async def _upgrade(self, sock: socket.socket, target: Address, credential: Credential | None) -> WebSocketTransport:
-        surplus = await _handshake_of(sock).client_handshake(sock, target, credential, self.rng)
+    async def _upgrade(
+        self, sock: socket.socket, target: Address, name: str, credential: Credential | None
+    ) -> WebSocketTransport:
+        names = dialed_names(target, name)
+        handshake = _handshake_of(sock).client_handshake
+        surplus = await handshake(sock, target, names, credential, self.rng, binding_of(sock))
         identity = PeerIdentity(credential.key_id if credential else "", target.text)
         return WebSocketTransport(sock, identity, client=True, surplus=surplus)
 
@@ -125,7 +134,7 @@ class WebSocketNetwork:
         tls = self.tls_server if target.is_tls else None
         if tls is not None:
             tls.prepare()
-        listener = Listener(auth.Authenticator(authorize, self.rng), handler, self._serve, tls)
+        listener = Listener(auth.Authenticator(authorize, self.rng), handler, self._serve, self.names, tls)
         await listener.run(target, task_status)
 
     async def _serve(self, sock: socket.socket, remote: str, listener: Listener) -> None:
@@ -136,7 +145,7 @@ class WebSocketNetwork:
             with listener.counting_handshake(), trio.move_on_after(HANDSHAKE_S):
                 if listener.tls is not None:
                     sock = await listener.tls.accept(sock)
-                upgraded = await _handshake_of(sock).server_handshake(sock, listener.authenticator)
+                upgraded = await _handshake_of(sock).server_handshake(sock, listener.challenge(sock))
             if upgraded is not None:
                 key_id, surplus = upgraded
                 uris = shown_uris(sock) if isinstance(sock, TlsSocket) else ()
@@ -157,24 +166,51 @@ def _handshake_of(sock: socket.socket) -> ModuleType:
     return trio_handshake
 
 
+def dialed_names(target: Address, name: str) -> tuple[str, ...]:
+    """Return the names under which a dialer knows a listener: that of the connection, and the address as dialed."""
+    return (name,) if target.path else (name, sockets.tcp_name(target.host, target.port))
+
+
+def binding_of(sock: socket.socket) -> str:
+    """Return the fingerprint of the listener's certificate; empty without TLS."""
+    return sock.binding if isinstance(sock, TlsSocket) else ""
+
+
 class Listener:
-    """Accepts connections and runs one task for each."""
+    """Accepts connections and runs one task for each.
+
+    Args:
+        names: see `WebSocketNetwork`.
+    """
 
     def __init__(
         self,
         authenticator: auth.Authenticator,
         handler: Callable[[Transport], Awaitable[None]],
         serve: Callable[[socket.socket, str, Listener], Awaitable[None]],
+        names: Collection[str] = (),
         tls: TlsServer | None = None,
     ) -> None:
-        self.authenticator = authenticator
+        self._authenticator = authenticator
         self.tls = tls
         self._pending = 0
         self._handler = handler
         self._serve = serve
+        self._names = names
+        self._file_name = ""
+
+    def challenge(self, sock: socket.socket) -> auth.Challenge:
+        """Return the challenge for an accepted connection, after its TLS handshake."""
+        if self._file_name:
+            return self._authenticator.challenge({self._file_name})
+        # Of the connection and not of the listener, which may be bound to all addresses.
+        own = sockets.local_name(sock)
+        port = int(own.rpartition(":")[2])
+        return self._authenticator.challenge({own, *(named(name, port) for name in self._names)}, binding_of(sock))
 
     async def run(self, address: Address, task_status: trio.TaskStatus[str]) -> None:
         with sockets.listening(address) as (listener, bound):
+            self._file_name = sockets.file_name(os.stat(address.path)) if address.path else ""
             async with trio.open_nursery() as nursery:
                 task_status.started(bound if self.tls is None else f"{bound}#{','.join(self.tls.pins)}")
                 while True:
@@ -215,6 +251,14 @@ class Listener:
             transport.abort()
 
 
+def named(name: str, port: int) -> str:
+    """Return the TCP name of ``HOST`` (at this port) or ``HOST:PORT``."""
+    host, colon, given = name.rpartition(":")
+    if colon and given.isdecimal() and (":" not in host or host.endswith("]")):
+        return sockets.tcp_name(host, int(given))
+    return sockets.tcp_name(name, port)
+
+
 def explain(error: BaseException, address: str) -> FrayError:
     """Return the error that a failed handshake means to the dialer; of a group, the first one counts."""
     if isinstance(error, BaseExceptionGroup):
@@ -223,6 +267,12 @@ def explain(error: BaseException, address: str) -> FrayError:
         return error
     if isinstance(error, UpgradeRejected) and error.status in (401, 403):
         return Unauthorized(f"{address} does not accept the key: check the token", address=address)
+    if isinstance(error, UpgradeRejected) and error.status == auth.Rejection.ADDRESS.value:
+        return Unauthorized(
+            f"{address} leads to a server that does not know itself by this address: if a router or a forwarded port "
+            "is between, start that server with --advertise HOST:PORT as dialed here; else it may be an impostor",
+            address=address,
+        )
     if isinstance(error, UpgradeRejected) and error.status == 426:
         return ProtocolMismatch(
             f"{address} requires TLS, and this side has no fingerprint of its certificate authority: `fray ca show` on "

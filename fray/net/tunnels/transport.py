@@ -2,8 +2,8 @@
 
 Addresses are ``relay:INCARNATION``. Both processes have a channel to the controller; it forwards the parts of one to
 the other and opens none of them (`fray.controller.connections.relay`). Caller and host prove their key to each other as
-on any connection: request and response are in the frames that open the tunnel. So any session of the cluster may open
-one; the host's own key, which is in the registry, protects it.
+on any connection: the challenge accepts the tunnel, and its first message each way is the proof. So any session of the
+cluster may open one; the host's own key, which is in the registry, protects it.
 
 A tunnel is one connection: it is lost when either channel to the controller ends or is reset (the controller was
 restarted), and its user dials again, as after any lost connection.
@@ -14,8 +14,10 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import trio
+from attrs import evolve
 
 from fray.errors import (
     ConnectionFailed,
@@ -74,6 +76,11 @@ class TunnelTransport:
 
     def __repr__(self) -> str:
         return f"<TunnelTransport {self.peer.remote}: {self._error or 'open'}>"
+
+    @property
+    def error(self) -> FrayError | None:
+        """Reason of the end; None while open."""
+        return self._error
 
     def begin(self, flow: TunnelFlow) -> None:
         """Bind the endpoint to its flow; the far end has been granted one window."""
@@ -303,22 +310,33 @@ class Tunnels:
         await self._ready.wait()
         if self._ended is not None or self._multiplexer is None:
             raise Refused(f"{address} cannot be reached: the channel to the controller has ended")
-        key_id, key = (credential.key_id, credential.key) if credential else ("", "")
-        request = auth.make_request(key_id, key, self._rng)
+        key_id = credential.key_id if credential else ""
         transport = TunnelTransport(PeerIdentity(key_id, address))
         message = OpenTunnel(to=address.removeprefix(RELAY_SCHEME))
-        greeting = auth.write_request(request).encode()
+        greeting = auth.write_request(auth.AuthRequest(key_id)).encode() if credential else b""
         # `begin` follows without a checkpoint, so no frame of the tunnel arrives before the transport knows its flow.
         transport.begin(self._multiplexer.open(message, greeting, transport, window_bytes=WINDOW_BYTES, counted=True))
         # Both ends prove the host's key inside the tunnel: the relay is trusted with bytes, not with identities.
         try:
-            answer = await transport.wait_accepted()
+            challenge = auth.read_challenge((await transport.wait_accepted()).decode("latin-1"))
             if credential is not None:
-                auth.verify_listener(request, key, auth.read_response(answer.decode("latin-1")))
+                await self._prove(transport, challenge, credential, address)
         except BaseException:
             transport.abort()
             raise
         return transport
+
+    async def _prove(self, transport: TunnelTransport, challenge: str, credential: Credential, address: str) -> None:
+        if not challenge:
+            raise auth.impostor(credential.key_id)
+        proof = auth.DialerProof(credential.key_id, credential.key, (address,))
+        try:
+            await transport.send([auth.write_request(proof.answer(challenge, self._rng)).encode()])
+            response = bytes(await transport.receive()).decode("latin-1")
+        except ConnectionFailed as error:
+            # The reason as the far end has sent it: a refusal of the key is final, a lost tunnel is not.
+            raise transport.error or error from None
+        proof.verify(auth.read_response(response))
 
     async def open_pipe(self, message: OpenTunnel, end: ByteStreamTunnel) -> None:
         """Open a tunnel to a port; ``end`` waits for its acceptance (`ByteStreamTunnel.wait_accepted`).
@@ -361,16 +379,36 @@ class Tunnels:
         listener = self._listeners.get(address)
         if listener is None:
             raise Refused(f"connection refused: nothing is listening on {address}", address=address)
-        request = auth.read_request(bytes(greeting).decode("latin-1"))
-        answer = listener.authenticator.authenticate(request)
-        if answer is None:
-            refusal = f"{address} does not accept the key {request.key_id!r}: check the token"
-            raise Unauthorized(refusal, address=address)
-        transport = TunnelTransport(PeerIdentity(request.key_id, f"{RELAY_SCHEME}{message.by}"))
+        offered = bytes(greeting).decode("latin-1")
+        challenge = listener.authenticator.challenge({address})
+        transport = TunnelTransport(PeerIdentity("", f"{RELAY_SCHEME}{message.by}"))
         # The accepting side has nothing to wait for.
         transport.accepted = b""
+        if auth.is_challenge_wanted(offered):
+            transport.begin(flow)
+            # The first credit carries the challenge, so accepting needs no frame of its own.
+            flow.grant(WINDOW_BYTES, auth.write_challenge(challenge.nonce).encode())
+            listener.begin(transport, partial(_admit, transport, challenge, address))
+            return transport
+        if isinstance(challenge.authenticate(auth.read_request(offered)), auth.Rejection):
+            raise _unauthorized(address, "")
         transport.begin(flow)
-        # The first credit carries the proof of the key, so accepting needs no frame of its own.
-        flow.grant(WINDOW_BYTES, auth.write_response(answer).encode())
+        flow.grant(WINDOW_BYTES)
         listener.begin(transport)
         return transport
+
+
+async def _admit(transport: TunnelTransport, challenge: auth.Challenge, address: str) -> bool:
+    """Check the dialer's proof and answer with this end's; return whether it was valid."""
+    request = auth.read_request(bytes(await transport.receive()).decode("latin-1"))
+    response = challenge.authenticate(request)
+    if isinstance(response, auth.Rejection):
+        transport.refuse(_unauthorized(address, request.key_id))
+        return False
+    transport.peer = evolve(transport.peer, key_id=request.key_id)
+    await transport.send([auth.write_response(response).encode()])
+    return True
+
+
+def _unauthorized(address: str, key_id: str) -> Unauthorized:
+    return Unauthorized(f"{address} does not accept the key {key_id!r}: check the token", address=address)
