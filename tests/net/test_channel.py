@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -542,7 +543,102 @@ async def test_an_idle_channel_pings_each_period_and_stays(autojump_clock: MockC
         harness.network.on_message_sent = count
         await trio.sleep(1000)
         assert near.events == ["reset host"]
+        period_s = session.WAITING_HEARTBEAT_S
+        assert 1000 / period_s <= hops <= 4 * 1000 / period_s
+
+
+async def test_a_channel_that_waits_for_nothing_pings_rarely(autojump_clock: MockClock) -> None:
+    hops = 0
+
+    def count(hop: InFlightMessage) -> MessageFault:
+        nonlocal hops
+        hops += 1
+        return MessageFault.DELIVER
+
+    async with open_harness() as harness:
+        near = await harness.dial(make=recorder_without_wishes)
+        harness.network.on_message_sent = count
+        await trio.sleep(1000)
+        assert near.events == ["reset host"]
         assert 1000 / HEARTBEAT_S <= hops <= 4 * 1000 / HEARTBEAT_S
+
+
+def recorder_without_wishes(channel: Channel) -> Recorder:
+    channel.is_waiting = lambda: False
+    return Recorder(channel)
+
+
+async def test_a_silent_connection_is_replaced_within_seconds(autojump_clock: MockClock) -> None:
+    """As after a change of this side's address: the old connection is dead, and neither side is notified."""
+    async with open_harness() as harness:
+        near = await harness.dial()
+        await trio.sleep(3)
+        lose_first_connection(harness)
+        near.channel.send_nowait(Kind.CALL, 1, b"over the next one")
+        with trio.fail_after(3.1):
+            await harness.recorders[0].wait_bodies(1)
+        assert harness.recorders[0].bodies == [b"over the next one"]
+        assert near.events == ["reset host", "suspended", "resumed"]
+
+
+async def test_a_listener_whose_dialer_has_moved_is_heard_again_within_ten_seconds(autojump_clock: MockClock) -> None:
+    """Only the dialer can dial; it notices by its own pings, although it has nothing to send."""
+    async with open_harness() as harness:
+        near = await harness.dial()
+        await trio.sleep(3)
+        lose_first_connection(harness)
+        harness.recorders[0].channel.send_nowait(Kind.CALL, 1, b"where are you?")
+        with trio.fail_after(10):
+            await near.wait_bodies(1)
+        assert harness.recorders[0].events == ["reset driver", "suspended", "resumed"]
+
+
+async def test_a_busy_peer_is_not_taken_for_lost(autojump_clock: MockClock) -> None:
+    """Its process is blocked for 50 s. The connection stays, and what it sends then arrives there."""
+    async with open_harness() as harness:
+        near = await harness.dial()
+        silence: list[bool] = []
+        near.channel.silence_changed = silence.append
+        harness.network.freeze("host")
+        near.channel.send_nowait(Kind.CALL, 1, b"when you are done")
+        await trio.sleep(50)
+        assert (near.events, silence) == (["reset host"], [True])
+        harness.network.thaw("host")
+        await harness.recorders[0].wait_bodies(1)
+        await trio.sleep(100)
+        assert harness.recorders[0].bodies == [b"when you are done"]
+        assert silence == [True, False] or near.events == ["reset host", "suspended", "resumed"]
+
+
+@pytest.mark.parametrize("cut_s", [1, 4, 10, 20, 50])
+async def test_a_cut_costs_a_second_more_than_it_lasts(cut_s: int, autojump_clock: MockClock) -> None:
+    """The old connection does not recover by itself here: TCP would wait for its next retransmission."""
+    async with open_harness() as harness:
+        near = await harness.dial()
+        await trio.sleep(3)
+        harness.network.cut("driver", "host")
+        began = trio.current_time()
+        near.channel.send_nowait(Kind.CALL, 1, b"over the next one")
+        await trio.sleep(cut_s)
+        lose_first_connection(harness)
+        harness.network.heal("driver", "host")
+        await harness.recorders[0].wait_bodies(1)
+        assert harness.recorders[0].bodies == [b"over the next one"]
+        assert trio.current_time() - began <= max(cut_s + 1.5, 3.1)
+
+
+def lose_first_connection(harness: Harness) -> None:
+    """Let every message of the first connection vanish, without an error at either end."""
+    for (number, _), transport in harness.network._living.items():
+        if number == 1:
+            transport._out.queue = Hole()
+
+
+class Hole(deque[Any]):
+    """Queue that takes everything and keeps nothing."""
+
+    def append(self, item: Any) -> None:
+        pass
 
 
 async def test_a_deferred_frame_is_sent_with_the_next_frame_or_within_a_second(

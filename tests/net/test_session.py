@@ -201,7 +201,8 @@ def run_heart(
     heart, events = Heartbeat(0.0, 0.0), []
     while (now := heart.next_at()) < until:
         beat = heart.beat(now, 0.0)
-        events.append((now, beat))
+        if beat is not HeartbeatAction.WAIT:
+            events.append((now, beat))
         if beat is HeartbeatAction.DROP:
             break
         if beat is HeartbeatAction.PING and answers(now):
@@ -216,8 +217,34 @@ def test_an_idle_peer_is_pinged_each_period_and_dropped_after_three_silent_ones(
         (60, HeartbeatAction.PING),
     ]
     assert run_heart(0, lambda now: now < 30) == [
-        (20, HeartbeatAction.PING), (40, HeartbeatAction.PING), (60, HeartbeatAction.PING), (80, HeartbeatAction.DROP)
+        (20, HeartbeatAction.PING), (40, HeartbeatAction.PING), (42, HeartbeatAction.SILENT),
+        (60, HeartbeatAction.PING), (80, HeartbeatAction.DROP)
     ]  # fmt: skip
+
+
+def test_a_peer_that_acknowledges_nothing_is_pinged_and_then_silent() -> None:
+    heart = Heartbeat(0.0, 0.0)
+    assert heart.beat(10.0, 0.0, owes=True) is HeartbeatAction.WAIT
+    assert heart.next_at() == 10.5
+    assert heart.beat(10.5, 0.0, owes=True) is HeartbeatAction.PING
+    assert heart.next_at() == 12.0
+    assert heart.beat(12.0, 0.0, owes=True) is HeartbeatAction.SILENT
+    assert heart.beat(12.5, 0.0, owes=True) is HeartbeatAction.WAIT, "once"
+
+
+def test_whatever_a_peer_sends_ends_its_silence() -> None:
+    heart = Heartbeat(0.0, 0.0)
+    assert heart.beat(10.0, 0.0, owes=True) is HeartbeatAction.WAIT
+    heart.received_at = 10.2
+    assert heart.beat(12.0, 0.0, owes=True) is HeartbeatAction.WAIT
+    assert heart.owed_since == 12.0, "what is owed now was sent since"
+
+
+def test_a_process_that_was_late_itself_does_not_call_its_peer_silent() -> None:
+    heart = Heartbeat(0.0, 0.0)
+    assert heart.beat(10.0, 0.0, owes=True) is HeartbeatAction.WAIT
+    assert heart.beat(12.5, 2.0, owes=True) is HeartbeatAction.WAIT
+    assert heart.next_at() == 13.0
 
 
 def test_a_suspended_process_gives_the_peer_time() -> None:

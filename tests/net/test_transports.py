@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -350,6 +351,41 @@ async def test_a_silent_listener_is_unreachable(tmp_path: Path) -> None:
     async with stranger(b"") as address:
         with pytest.raises(Unreachable, match=r"within 0\.05 s"):
             await WebSocketNetwork().dial(address, CREDENTIAL, timeout_s=0.05)
+
+
+async def test_a_connection_that_is_not_established_is_tried_beside_the_first(
+    monkeypatch: pytest.MonkeyPatch, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The kernel repeats a lost SYN after growing pauses; another attempt begins with one of its own."""
+    near, far = socket.socketpair()
+    attempts: list[float] = []
+
+    async def connect_one(family: int, target: object) -> tuple[socket.socket, str]:
+        attempts.append(trio.current_time())
+        if len(attempts) < 7:
+            await trio.sleep_forever()
+        return near, "tcp:127.0.0.1:1"
+
+    monkeypatch.setattr(sockets, "_connect_one", connect_one)
+    with near, far:
+        assert await sockets.connect(sockets.parse("tcp:127.0.0.1:1")) == (near, "tcp:127.0.0.1:1")
+    assert [round(at - attempts[0]) for at in attempts] == [0, 1, 2, 3, 4, 5, 6]
+
+
+async def test_a_connection_retransmits_each_second_at_least() -> None:
+    """So a connection continues at most a second after a cut, however long that was."""
+    option = sockets._TCP_RTO_MAX_MS
+    with socket.socket() as probe:
+        try:
+            probe.getsockopt(socket.IPPROTO_TCP, option)
+        except OSError:
+            pytest.skip("this kernel has no TCP_RTO_MAX_MS (Linux 6.15)")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        near, _ = await sockets.connect(sockets.parse(f"tcp:127.0.0.1:{server.getsockname()[1]}"))
+        far, _ = await sockets.accept(server)
+        with near, far:
+            assert [sock.getsockopt(socket.IPPROTO_TCP, option) for sock in (near, far)] == [1000, 1000]
 
 
 async def test_a_host_without_a_name_is_unreachable() -> None:

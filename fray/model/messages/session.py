@@ -34,6 +34,8 @@ class Welcome:
     instance: str
     resumed: bool
     received: int = 0
+    heartbeat_s: float | None = None
+    """Seconds of silence after which the dialer is to ping while it waits for something; None: its own default."""
 
 
 @frozen(kw_only=True)

@@ -20,6 +20,8 @@ from fray.net.channel.channel import Channel, HandlerFactory
 from fray.net.channel.connection import Connection
 from fray.net.channel.session import (
     PROTOCOL,
+    WAITING_HEARTBEAT_S,
+    WAITING_PINGS_PER_S,
     HelloDecision,
     SessionRecord,
     decide_hello,
@@ -149,7 +151,7 @@ class Acceptor:
             dial=hello.dial,
             outbox=channel.outbox,
         )
-        connection = Connection(channel, transport, opening=self._welcome(record.instance, False, 0, answer))
+        connection = Connection(channel, transport, opening=self._welcome(channel, record.instance, False, 0, answer))
         process = transport.peer.process if self._ends_with_process else None
         session = _Session(record, channel, answer, connection, process)
         self._sessions[hello.session] = session
@@ -175,7 +177,7 @@ class Acceptor:
     def _continue_session(self, session: _Session, transport: Transport, hello: Hello, *, resumed: bool) -> _Session:
         channel = session.channel
         session.record.dial = hello.dial
-        welcome = self._welcome(session.record.instance, resumed, channel.inbox.received, session.greeting)
+        welcome = self._welcome(channel, session.record.instance, resumed, channel.inbox.received, session.greeting)
         connection = Connection(channel, transport, opening=welcome)
         old = session.connection
         # A connection whose peer has lost power or its route seems alive until the heartbeat ends it, up to 60 s. The
@@ -192,9 +194,17 @@ class Acceptor:
         channel.attach(connection, None)
         return session
 
-    def _welcome(self, instance: str, resumed: bool, received: int, greeting: bytes) -> bytes:
+    def _welcome(self, channel: Channel, instance: str, resumed: bool, received: int, greeting: bytes) -> bytes:
+        # The dialer pings, since only it can dial again. The more dialers there are, the less often: 5,000 of them
+        # would cost a third of a core.
+        waiting_s = max(WAITING_HEARTBEAT_S, len(self._channels) / WAITING_PINGS_PER_S)
         welcome = Welcome(
-            protocol=PROTOCOL, incarnation=self.incarnation, instance=instance, resumed=resumed, received=received
+            protocol=PROTOCOL,
+            incarnation=self.incarnation,
+            instance=instance,
+            resumed=resumed,
+            received=received,
+            heartbeat_s=min(channel.heartbeat_s, waiting_s),
         )
         return ACK.pack(0) + codec.encode_frame(Kind.WELCOME, 0, codec.encode_message(welcome, [greeting]))
 

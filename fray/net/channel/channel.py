@@ -113,6 +113,12 @@ class Channel:
         """The peer is another process that may be on this host (`fray.net.buffers.shared_memory` can prove it)."""
         self.heartbeat_s = HEARTBEAT_S
         """Seconds of silence after which the peer is pinged; the handler may change it."""
+        self.waiting_heartbeat_s = HEARTBEAT_S
+        """The same while `is_waiting`; the listener tells its dialers (`Welcome`)."""
+        self.is_waiting: Callable[[], bool] = lambda: True
+        """Whether anything of the peer is awaited; set by handlers of channels that are idle for long."""
+        self.silence_changed: Callable[[bool], None] = lambda is_silent: None
+        """Callback of the handler: what was sent is not answered; or the peer has answered after all."""
         self.stale_s = float("inf")
         """Age in seconds from which unread messages are dropped unread; set by handlers of ends that execute orders."""
         self.received_at = float("-inf")
@@ -395,6 +401,10 @@ class Channel:
     def owns(self, connection: Connection) -> bool:
         """Return whether this is the current connection."""
         return self._connection is connection
+
+    def on_silence(self, is_silent: bool) -> None:
+        """Pass on that the peer does not answer, or that it has answered after all."""
+        self._call(lambda handler: self.silence_changed(is_silent))
 
     def begin_close(self, reason: str) -> None:
         """Close in order: send only queued frames, then the goodbye with this reason."""

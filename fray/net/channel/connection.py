@@ -32,6 +32,7 @@ from fray.net.buffers.chunks import (
 )
 from fray.net.channel.session import (
     ACK_AFTER_S,
+    SILENT_PERIODS,
     Heartbeat,
     HeartbeatAction,
     ReceiveState,
@@ -58,6 +59,8 @@ class ConnectionOwner(Protocol):
     outbox: SendQueue
     inbox: ReceiveState
     heartbeat_s: float
+    waiting_heartbeat_s: float
+    is_waiting: Callable[[], bool]
     stale_s: float
     refill: Callable[[], None] | None
     """Adds frames to the outbox when there is room; None: no more frames."""
@@ -78,6 +81,9 @@ class ConnectionOwner(Protocol):
     def owns(self, connection: Connection) -> bool:
         """Return whether this is still the channel's connection."""
 
+    def on_silence(self, is_silent: bool) -> None:
+        """Note that the peer does not answer; or that it has answered after all."""
+
 
 class Connection:
     """Runner of one transport until it is lost or dropped; ``error`` is the reason."""
@@ -93,6 +99,10 @@ class Connection:
         self.process_was_suspended = False
         """Closed because this process had been suspended for long."""
         self.goodbye_sent = False
+        self.on_silent: Callable[[], None] | None = None
+        """Callback of a dialer, which dials again beside a silent connection."""
+        self.on_heard: Callable[[], None] | None = None
+        """Callback of a dialer: the silent connection has answered after all."""
         self._channel = channel
         self._opening = opening
         self._polite = polite
@@ -224,6 +234,8 @@ class Connection:
                     self._close_after_suspension(now)
                     return
                 self._heartbeat.received_at = now
+                if self._heartbeat.is_silent:
+                    self._note_heard()
                 # The answer to this message may bypass the writer.
                 self._direct = True
                 channel.dispatch(message, self)
@@ -240,15 +252,24 @@ class Connection:
         suspended_s = round(now - self._heartbeat.received_at, 1)
         self.drop(Unreachable(f"this process was suspended for some {suspended_s} s", suspended_s=suspended_s))
 
+    def _note_heard(self) -> None:
+        self._heartbeat.is_silent = False
+        self._channel.on_silence(False)
+        if self.on_heard is not None:
+            self.on_heard()
+
     def note_received(self) -> bool:
         """Schedule an acknowledgement of received frames; return whether something must be sent now."""
         if self._channel.inbox.is_ack_due():
             self._ack_now = True
-        # Once per tick: each change of a deadline costs Trio an entry in its heap.
         elif not self._alarm_soon:
-            self._alarm_soon = True
-            self._alarm.deadline = min(self._alarm.deadline, trio.current_time() + ACK_AFTER_S)
+            self._tick_soon()
         return bool(self._urgent) or self._ack_now
+
+    def _tick_soon(self) -> None:
+        # Once per tick: each change of a deadline costs Trio an entry in its heap.
+        self._alarm_soon = True
+        self._alarm.deadline = min(self._alarm.deadline, trio.current_time() + ACK_AFTER_S)
 
     # Writing
 
@@ -309,6 +330,8 @@ class Connection:
         if chunk is None:
             return None
         self._ack_now = False
+        if not self._alarm_soon:
+            self._tick_soon()
         return [ACK.pack(channel.inbox.take_ack()), *channel.outbox.number_chunk(chunk)]
 
     def _next_frames(self) -> list[Bytes] | None:
@@ -322,6 +345,9 @@ class Connection:
         message: list[Bytes] = [ACK.pack(channel.inbox.take_ack()), *self._urgent, *frames]
         self._urgent.clear()
         self._ack_now = False
+        # The tick looks whether the peer has acknowledged them by then.
+        if frames and not self._alarm_soon:
+            self._tick_soon()
         return message
 
     def _goodbye(self) -> list[Bytes] | None:
@@ -346,8 +372,7 @@ class Connection:
 
     async def _tick(self) -> None:
         while True:
-            # Read each time, since handlers set it when they know more about the peer.
-            self._heartbeat.period_s = self._channel.heartbeat_s
+            self._read_periods()
             self._alarm = trio.CancelScope(deadline=self._heartbeat.next_at())
             self._alarm_soon = False
             # The earlier deadline belonged to the previous scope, which is gone.
@@ -356,9 +381,18 @@ class Connection:
             with self._alarm:
                 await trio.sleep_forever()
             now = trio.current_time()
+            outbox = self._channel.outbox
             # How late the alarm comes shows a suspension of this process: a clock of its own, without any message of
             # the peer.
-            self._act_on_heartbeat(self._heartbeat.beat(now, now - self._alarm.deadline))
+            late_s = now - self._alarm.deadline
+            self._act_on_heartbeat(self._heartbeat.beat(now, late_s, outbox.numbered != outbox.acked))
+
+    def _read_periods(self) -> None:
+        # Read each time, since handlers set them when they know more about the peer, and begin and end to wait.
+        channel = self._channel
+        waiting_s = channel.waiting_heartbeat_s if channel.is_waiting() else channel.heartbeat_s
+        self._heartbeat.period_s = min(channel.heartbeat_s, waiting_s)
+        self._heartbeat.drop_s = channel.heartbeat_s * SILENT_PERIODS
 
     def _act_on_heartbeat(self, beat: HeartbeatAction) -> None:
         if beat is HeartbeatAction.DROP and self._heartbeat.is_stale(trio.current_time()):
@@ -368,6 +402,10 @@ class Connection:
             silent_s = round(trio.current_time() - self._heartbeat.received_at, 1)
             self.drop(Unreachable(f"the peer has been silent for {silent_s} s", silent_s=silent_s))
             return
+        if beat is HeartbeatAction.SILENT:
+            self._channel.on_silence(True)
+            if self.on_silent is not None:
+                self.on_silent()
         if beat is HeartbeatAction.PING:
             self._urgent.append(_PING)
         if self._channel.inbox.received != self._channel.inbox.acked:

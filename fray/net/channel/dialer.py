@@ -25,7 +25,9 @@ from fray.net import codec
 from fray.net.channel.channel import Channel, Handler, HandlerFactory
 from fray.net.channel.connection import Connection
 from fray.net.channel.session import (
+    HEARTBEAT_S,
     PROTOCOL,
+    UNANSWERED_S,
     check_refuse,
     check_welcome,
 )
@@ -35,6 +37,8 @@ from fray.net.transport import Credential, Network, Transport, is_relayed
 RELAY_AFTER_S = 0.5
 """Head start of direct addresses before the relay is tried in parallel; it is tried at once when they all have
 failed."""
+RELAY_EVERY_S = 2.0
+"""Pause between attempts by the relay while a direct dial is under way."""
 SUSPENDED_S = 2.5
 """Delay of a wake-up from which on this process is assumed to have been suspended."""
 AFTER_SUSPENSION_S = 30.0
@@ -158,6 +162,19 @@ class _Connected:
     greeting: bytes
 
 
+@define
+class _DialedAhead:
+    """Outcome of dialing beside a silent connection."""
+
+    connection: Connection
+    connected: _Connected | None = None
+    error: FrayError | None = None
+
+
+def _do_nothing() -> None:
+    pass
+
+
 @define(kw_only=True)
 class _Dialer:
     network: Network
@@ -184,6 +201,11 @@ class _Dialer:
     """Addresses at which the listener has answered before."""
     direct: tuple[str, ...] = ()
     by_relay: tuple[str, ...] = ()
+    kept: Connection | None = None
+    """A silent connection beside which another is dialed."""
+    lost_at: float = float("-inf")
+    """Time when a connection was lost beside which another was being dialed."""
+    _before_hello: Callable[[], None] = _do_nothing
     _scope: trio.CancelScope = field(factory=trio.CancelScope)
 
     def __attrs_post_init__(self) -> None:
@@ -205,16 +227,55 @@ class _Dialer:
                 self.channel.end(ChannelClosed("this side has closed the channel", reason="cancelled"))
 
     async def _serve(self, task_status: trio.TaskStatus[Channel]) -> None:
-        started = False
+        connected, started = await self._connect(), False
         while True:
-            channel, connection = self._attach(await self._connect())
+            channel, connection = self._attach(connected)
             if not started:
                 started = True
                 task_status.started(channel)
-            await connection.run()
-            self._on_connection_lost(connection, channel)
+            connected = await self._run_connection(connection, channel)
 
     # Serving
+
+    async def _run_connection(self, connection: Connection, channel: Channel) -> _Connected:
+        """Serve a connection until it is lost or replaced, and return the next one.
+
+        A silent connection is kept while another is dialed: its peer may be busy, and what is under way on it need not
+        be sent again. The listener's proof of its key on the new one shows that the peer lives and the old one is dead.
+        """
+        ahead = _DialedAhead(connection)
+        async with trio.open_nursery() as nursery:
+            connection.on_silent = lambda: nursery.start_soon(self._dial_ahead, ahead, channel)
+            await connection.run()
+            ahead.error = ahead.error or self._on_connection_lost(connection, channel)
+            if ahead.error is not None:
+                nursery.cancel_scope.cancel()
+        # The nursery has waited for a dial that was under way.
+        if ahead.error is not None:
+            raise ahead.error
+        return ahead.connected or await self._connect()
+
+    async def _dial_ahead(self, ahead: _DialedAhead, channel: Channel) -> None:
+        failures, late = self.failures, self.late
+        self.kept = ahead.connection
+        with trio.CancelScope() as scope:
+            ahead.connection.on_heard = scope.cancel
+            # The old connection ends before the hello says what was received by it: nothing more is read from it then,
+            # and `on_heard` is not called any more.
+            self._before_hello = lambda: self._leave(ahead.connection, channel)
+            try:
+                ahead.connected = await self._connect()
+            except FrayError as error:
+                ahead.error = error
+                ahead.connection.drop(error)
+        self._before_hello = _do_nothing
+        if scope.cancelled_caught:
+            self.failures, self.late, self.kept = failures, late, None
+
+    def _leave(self, connection: Connection, channel: Channel) -> None:
+        connection.on_heard = self.kept = None
+        connection.drop(Unreachable("it was silent, and its peer has answered on another connection"))
+        channel.suspend(connection)
 
     def _attach(self, connected: _Connected) -> tuple[Channel, Connection]:
         welcome = connected.welcome
@@ -231,6 +292,9 @@ class _Dialer:
         self.instance = welcome.instance
         # A restarted peer has another incarnation, and the next connection may use another address.
         channel.incarnation, channel.remote = welcome.incarnation, connected.transport.peer.remote
+        # From the peer, so it is bounded.
+        if welcome.heartbeat_s is not None:
+            channel.waiting_heartbeat_s = min(HEARTBEAT_S, max(UNANSWERED_S, welcome.heartbeat_s))
         connection = Connection(channel, connected.transport, polite=True)
         channel.attach(connection, None if resumed else connected.greeting)
         return channel, connection
@@ -244,9 +308,13 @@ class _Dialer:
         channel.on_ended = self._scope.cancel
         return channel
 
-    def _on_connection_lost(self, connection: Connection, channel: Channel) -> None:
+    def _on_connection_lost(self, connection: Connection, channel: Channel) -> FrayError | None:
+        """Suspend the channel; return an error if dialing again is useless."""
         channel.suspend(connection)
         self.suspended_since = connection.received_at if connection.process_was_suspended else None
+        # A dial beside it that is under way has been waiting for longer, but the peer counts as unreachable from now.
+        self.lost_at = float("-inf") if self.kept is None else self._waiting_since()
+        connection.on_heard = self.kept = None
         lasted_s = trio.current_time() - connection.began
         # A listener that accepts and drops connections must not be dialed in a tight loop, nor one that drops them
         # soon.
@@ -258,8 +326,7 @@ class _Dialer:
         # protocol.
         broken = isinstance(connection.error, ProtocolMismatch | MessageTooLarge) and not connection.received_any
         self.protocol_errors = self.protocol_errors + 1 if broken else 0
-        if self.protocol_errors >= PROTOCOL_ERRORS_LIMIT and connection.error is not None:
-            raise connection.error
+        return connection.error if self.protocol_errors >= PROTOCOL_ERRORS_LIMIT else None
 
     # Dialing
 
@@ -338,8 +405,13 @@ class _Dialer:
             with trio.move_on_after(RELAY_AFTER_S):
                 await direct_done.wait()
             # Direct dials continue meanwhile: the first connection that is welcomed wins.
-            if not round_.is_decided:
+            while not round_.is_decided:
                 await self._try(round_, self.by_relay, since)
+                if direct_done.is_set() or round_.is_decided:
+                    break
+                # A direct dial may wait for a minute, and meanwhile the relay may learn more about the peer.
+                with trio.move_on_after(RELAY_EVERY_S):
+                    await direct_done.wait()
             if round_.is_decided:
                 nursery.cancel_scope.cancel()
 
@@ -379,9 +451,10 @@ class _Dialer:
 
     def _remaining_s(self, since: float) -> float:
         """Return the seconds left before giving up."""
-        if self.policy.give_up_s is None:
+        # A peer that is silent may be busy: it counts as unreachable only once its connection is lost.
+        if self.policy.give_up_s is None or self.kept is not None:
             return float("inf")
-        return max(0.0, since + self.policy.give_up_s - trio.current_time())
+        return max(0.0, max(since, self.lost_at) + self.policy.give_up_s - trio.current_time())
 
     def _give_up_error(self, last: FrayError) -> FrayError:
         where = ", ".join(self.addresses)
@@ -405,6 +478,7 @@ class _Dialer:
                     if round_.is_decided:
                         transport.abort()
                         return None
+                    self._before_hello()
                     # Counted in the order of the hellos, by which the listener recognizes a stale one.
                     self.dials += 1
                     return await self._say_hello(transport)

@@ -45,6 +45,15 @@ HEARTBEAT_S = 20.0
 """Seconds of silence before a ping. 5,000 idle connections cost 18 % of a core at a ping per 10 s each."""
 SILENT_PERIODS = 3
 """Heartbeat periods without a message after which a peer counts as lost."""
+UNANSWERED_PING_S = 0.5
+"""Seconds after which a peer that owes an acknowledgement is pinged."""
+UNANSWERED_S = 2.0
+"""Seconds after which a peer that answers nothing counts as silent: its dialer dials again beside the connection."""
+WAITING_HEARTBEAT_S = 5.0
+"""Seconds of silence before a dialer that waits for something pings: a NAT that has forgotten its connection tells
+neither side."""
+WAITING_PINGS_PER_S = 200.0
+"""Pings that one listener asks its dialers for, at most: some 7 % of a core."""
 STALE_S = 120.0
 """Age from which unread orders may be obsolete: `Channel.stale_s` of ends that execute orders. Only a process that was
 suspended itself (SIGSTOP, a sleeping laptop, code that blocked its loop) finds such messages."""
@@ -383,7 +392,8 @@ def _mismatch(protocol: tuple[int, int]) -> ProtocolMismatch:
 
 class HeartbeatAction(Enum):
     WAIT = "nothing is due"
-    PING = "idle: send a ping"
+    PING = "idle, or an answer is overdue: send a ping"
+    SILENT = "what was sent is not answered: dial again, but keep this connection, which may still answer"
     DROP = "silent for too long"
 
 
@@ -394,26 +404,52 @@ class Heartbeat:
     received_at: float
     pinged_at: float
     period_s: float = HEARTBEAT_S
+    """Seconds of silence before a ping."""
     stale_s: float = float("inf")
+    drop_s: float = HEARTBEAT_S * SILENT_PERIODS
+    """Seconds of silence after which the peer counts as lost."""
+    owed_since: float | None = None
+    """Time when it was noticed that the peer owes an answer; None if it owes none, or has sent something since."""
+    is_silent: bool = False
+    """Set by `SILENT`, cleared by the next message."""
 
-    def beat(self, now: float, late_s: float) -> HeartbeatAction:
-        """Return the due action. ``late_s`` is the delay of this call after the requested time.
+    def beat(self, now: float, late_s: float, owes: bool = False) -> HeartbeatAction:
+        """Return the due action.
 
-        If the delay is long, *this* process was suspended.
+        Args:
+            late_s: delay of this call after the requested time. If it is long, *this* process was suspended.
+            owes: frames are not acknowledged, which every living peer does within `ACK_AFTER_S`.
         """
         if late_s > self.period_s / 2:
             # Messages of the peer may be unread, so its silence counts from now. If they are very old they may be
             # obsolete, and a new connection brings the current ones.
             if self.is_stale(now):
                 return HeartbeatAction.DROP
-            self.received_at = self.pinged_at = now
+            self.received_at = self.pinged_at = self.owed_since = now
             return HeartbeatAction.PING
         # The same sums as in `next_at`: differences would be rounded in another way.
         # The first ping is sent after one period, so its answer has two more: one call of an extension that keeps the
         # interpreter may silence a living peer for long.
-        if now >= self.received_at + self.period_s * SILENT_PERIODS:
+        if now >= self.received_at + self.drop_s:
             return HeartbeatAction.DROP
         if now >= max(self.received_at, self.pinged_at) + self.period_s:
+            self.pinged_at = now
+            if self.owed_since is None or self.owed_since < self.received_at:
+                self.owed_since = now
+            return HeartbeatAction.PING
+        return self._beat_unanswered(now, late_s, owes)
+
+    def _beat_unanswered(self, now: float, late_s: float, owes: bool) -> HeartbeatAction:
+        """Return the due action for a peer that may owe an answer."""
+        if not owes and self.pinged_at <= self.received_at:
+            self.owed_since = None
+        # Also if this process was late itself: the answer may lie unread in the socket.
+        elif self.owed_since is None or self.owed_since < self.received_at or late_s > UNANSWERED_PING_S:
+            self.owed_since = now
+        elif now >= self.owed_since + UNANSWERED_S and not self.is_silent:
+            self.is_silent = True
+            return HeartbeatAction.SILENT
+        elif now >= self.owed_since + UNANSWERED_PING_S and self.pinged_at < self.owed_since:
             self.pinged_at = now
             return HeartbeatAction.PING
         return HeartbeatAction.WAIT
@@ -425,6 +461,8 @@ class Heartbeat:
 
     def next_at(self) -> float:
         """Return when to call `beat` again if no message arrives before."""
-        return min(
-            max(self.received_at, self.pinged_at) + self.period_s, self.received_at + self.period_s * SILENT_PERIODS
-        )
+        due = min(max(self.received_at, self.pinged_at) + self.period_s, self.received_at + self.drop_s)
+        if self.owed_since is None or self.owed_since < self.received_at or self.is_silent:
+            return due
+        wait_s = UNANSWERED_PING_S if self.pinged_at < self.owed_since else UNANSWERED_S
+        return min(due, self.owed_since + wait_s)

@@ -31,6 +31,14 @@ UNIX_PATH_LIMIT_BYTES = 107
 UNIX_NAME_LIMIT_BYTES = 80
 UNIX_BUFFER_BYTES = 512 * 1024
 """Send buffer for a whole chunk, so that one system call takes it (the default takes most of one)."""
+CONNECT_EVERY_S = 1.0
+"""Seconds after which a connection that is not established is tried beside the first one: after a cut the kernel would
+wait for its next retransmission, up to as long as the cut has lasted."""
+CONNECT_ATTEMPTS = 4
+"""Most attempts at a time; the oldest is given up."""
+_RTO_MAX_MS = 1_000
+_TCP_RTO_MAX_MS = 44
+"""Option of Linux 6.15 and later, which Python does not name."""
 _GONE = {errno.ECONNREFUSED, errno.ENOENT, errno.ENOTSOCK}
 _FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _TRANSIENT = {errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.EAGAIN}
@@ -133,7 +141,7 @@ async def connect(address: Address) -> tuple[socket.socket, str]:
     errors = []
     for family, target in await _targets(address):
         try:
-            return await _connect_one(family, target)
+            return await (_connect_one if family == socket.AF_UNIX else _connect_again)(family, target)
         except OSError as error:
             errors.append(error)
     # Refused counts as the death of the peer, so every address of the host has to say it. A missing socket file does,
@@ -152,6 +160,37 @@ async def _targets(address: Address) -> list[tuple[int, str | tuple[str, int]]]:
     except OSError as error:
         raise Unreachable(f"{address.text}: no such host: {error.strerror or error}", address=address.text) from None
     return [(family, target) for family, _, _, _, target in found]  # type: ignore[misc]
+
+
+async def _connect_again(family: int, target: str | tuple[str, int]) -> tuple[socket.socket, str]:
+    """Return the first connection that is established; begin another attempt each `CONNECT_EVERY_S`."""
+    found: list[tuple[socket.socket, str]] = []
+    errors: list[OSError] = []
+    attempts: list[trio.CancelScope] = []
+    try:
+        async with trio.open_nursery() as nursery:
+
+            async def attempt(scope: trio.CancelScope) -> None:
+                with scope:
+                    try:
+                        found.append(await _connect_one(family, target))
+                    except OSError as error:
+                        errors.append(error)
+                    nursery.cancel_scope.cancel()
+
+            while True:
+                attempts.append(trio.CancelScope())
+                nursery.start_soon(attempt, attempts[-1])
+                if len(attempts) > CONNECT_ATTEMPTS:
+                    attempts.pop(0).cancel()
+                await trio.sleep(CONNECT_EVERY_S)
+        if not found:
+            raise errors[0]
+        return found.pop(0)
+    finally:
+        # Two may have been established before the cancellation was delivered; or this was cancelled from outside.
+        for sock, _ in found:
+            sock.close()
 
 
 async def _connect_one(family: int, target: str | tuple[str, int]) -> tuple[socket.socket, str]:
@@ -205,6 +244,10 @@ def tune(sock: socket.socket) -> None:
         # Messages are gathered already; Nagle's algorithm would hold back the second of two until the first is
         # acknowledged.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Or the kernel doubles the pauses between retransmissions, and a connection continues long after a cut has
+        # ended. An older kernel does not have it; the dialer then replaces the connection.
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _RTO_MAX_MS)
     else:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BUFFER_BYTES)
 

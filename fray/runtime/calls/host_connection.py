@@ -216,7 +216,7 @@ class HostConnection:
         self.last_received: int | None = None
         """Number of the last call that the host has received; set by its goodbye."""
         self.disconnected = trio.Event()
-        """Set while there is no transport."""
+        """Set while there is no transport, or its peer does not answer."""
         self.closed = trio.Event()
         """Set when the connection has ended for good."""
         self.disconnected.set()
@@ -276,6 +276,9 @@ class HostConnection:
 
     def _attach(self, channel: Channel) -> HostConnection:
         self._channel = channel
+        # An idle connection is pinged rarely: a caller may have thousands.
+        channel.is_waiting = lambda: bool(self.table.open)
+        channel.silence_changed = self._on_silence
         self._requests = Requests(channel)
         self.transfers.attach(channel)
         return self
@@ -562,6 +565,12 @@ class HostConnection:
     def on_suspended(self, why: str) -> None:
         self.connected = False
         self.disconnected.set()
+
+    def _on_silence(self, is_silent: bool) -> None:
+        if is_silent:
+            self.disconnected.set()
+        elif self.connected:
+            self.disconnected = trio.Event()
 
     def on_resumed(self) -> None:
         self._is_up()
