@@ -556,20 +556,20 @@ async def test_a_channel_that_waits_for_nothing_pings_rarely(autojump_clock: Moc
         return MessageFault.DELIVER
 
     async with open_harness() as harness:
-        near = await harness.dial(make=recorder_without_wishes)
+        near = await harness.dial(make=make_idle_recorder)
         harness.network.on_message_sent = count
         await trio.sleep(1000)
         assert near.events == ["reset host"]
         assert 1000 / HEARTBEAT_S <= hops <= 4 * 1000 / HEARTBEAT_S
 
 
-def recorder_without_wishes(channel: Channel) -> Recorder:
+def make_idle_recorder(channel: Channel) -> Recorder:
     channel.is_waiting = lambda: False
     return Recorder(channel)
 
 
 async def test_a_silent_connection_is_replaced_within_seconds(autojump_clock: MockClock) -> None:
-    """As after a change of this side's address: the old connection is dead, and neither side is notified."""
+    """Kill the connection without notice to either side, like a change of the address of one."""
     async with open_harness() as harness:
         near = await harness.dial()
         await trio.sleep(3)
@@ -594,7 +594,7 @@ async def test_a_listener_whose_dialer_has_moved_is_heard_again_within_ten_secon
 
 
 async def test_a_busy_peer_is_not_taken_for_lost(autojump_clock: MockClock) -> None:
-    """Its process is blocked for 50 s. The connection stays, and what it sends then arrives there."""
+    """Block the peer for 50 s: the connection stays, and what it sends then arrives there."""
     async with open_harness() as harness:
         near = await harness.dial()
         silence: list[bool] = []

@@ -373,7 +373,7 @@ async def test_a_connection_that_is_not_established_is_tried_beside_the_first(
 
 
 async def test_a_connection_retransmits_each_second_at_least() -> None:
-    """So a connection continues at most a second after a cut, however long that was."""
+    """Let a connection continue at most a second after a cut, however long that was."""
     option = sockets._TCP_RTO_MAX_MS
     with socket.socket() as probe:
         try:

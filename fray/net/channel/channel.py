@@ -116,7 +116,7 @@ class Channel:
         self.waiting_heartbeat_s = HEARTBEAT_S
         """The same while `is_waiting`; the listener tells its dialers (`Welcome`)."""
         self.is_waiting: Callable[[], bool] = lambda: True
-        """Whether anything of the peer is awaited; set by handlers of channels that are idle for long."""
+        """Returns whether anything of the peer is awaited; set by handlers of channels that are idle for long."""
         self.silence_changed: Callable[[bool], None] = lambda is_silent: None
         """Callback of the handler: what was sent is not answered; or the peer has answered after all."""
         self.stale_s = float("inf")
