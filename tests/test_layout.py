@@ -252,6 +252,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "auth",
             "codec",
             "daemon_logging",
+            "limited_log",
             "file_limits",
             "process_identity",
             "storage",

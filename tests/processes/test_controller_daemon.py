@@ -18,7 +18,7 @@ import pytest
 import trio
 
 from fray.errors import Unauthorized
-from fray.model.messages.client import ActorEndpoint, ClientHello, Launch, ListJobs, Register, Role, Watch
+from fray.model.messages.client import ActorEndpoint, ClientHello, Launch, ListJobs, ListNodes, Register, Role, Watch
 from fray.model.messages.node import DesiredState, NodeHello, ObservedState
 from fray.model.resources import Capacity, Demand
 from fray.model.specs import EntryKind, JobSpec, JobState, ObservedAttempt, Phase
@@ -26,8 +26,10 @@ from fray.net.channel.public import Channel, RedialPolicy, run_dialed
 from fray.net.channel.requests import Requests
 from fray.net.codec import Bytes, blob_id, decode_message, encode_message
 from fray.net.transport import Credential
+from fray.net.transports.pending import PENDING_LIMIT
 from fray.net.transports.websocket import WebSocketNetwork
 from tests.support.forwarded_port import forward_port
+from tests.support.silent_connections import silent
 
 TOKEN = "a-token-hard-to-guess"
 
@@ -324,6 +326,19 @@ async def test_it_serves_a_unix_socket_and_a_port_and_turns_a_wrong_token_away(
                 async with trio.open_nursery() as nursery:
                     await dialed(nursery, address, hello, token="wrong")
             assert caught.group_contains(Unauthorized)
+
+
+async def test_silent_connections_lock_no_newcomer_out(daemons: Any, store: str) -> None:
+    daemon = daemons("--listen", "127.0.0.1:0", "--store", store, env={"FRAY_TOKEN": TOKEN})
+    address = daemon.started()
+    capacity = Capacity(cpu_milli=4000, memory_bytes=8 * 10**9, disk_bytes=10**10)
+    node = NodeHello(node="n1", incarnation="n1a", boot_id="b", capacity=capacity)
+    async with silent(address, PENDING_LIMIT + 1), trio.open_nursery() as nursery:
+        with trio.fail_after(30):
+            tool = await dialed(nursery, address, ClientHello(session="s", role=Role.TOOL))
+            await dialed(nursery, address, node)
+            assert [each.name for each in (await tool.ask(ListNodes())).nodes] == ["n1"]
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_forwarded_port_is_dialed_where_the_daemon_advertises_it(daemons: Any, store: str) -> None:

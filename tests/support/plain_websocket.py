@@ -14,7 +14,6 @@ from fray.errors import ConnectionFailed, MessageTooLarge, ProtocolMismatch, Unr
 from fray.net import auth
 from fray.net.transport import Authorize, Bytes, Credential, PeerIdentity, Transport
 from fray.net.transports import sockets
-from fray.net.transports.listener import HANDSHAKE_S
 from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES, too_large
 from fray.net.transports.sockets import Address
 from fray.net.transports.trio_handshake import (
@@ -141,7 +140,7 @@ class PlainWebSocketNetwork:
     async def _serve(self, sock: socket.socket, remote: str, listener: Listener) -> None:
         async with trio.open_nursery() as nursery:
             upgraded = None
-            with listener.counting_handshake(), trio.move_on_after(HANDSHAKE_S):
+            with listener.handshaking(remote):
                 upgraded = await upgrade_as_server(nursery, SocketStream(sock), listener.challenge(sock))
             if upgraded is not None:
                 await listener.serve(PlainWebSocketTransport(upgraded[0], sock, PeerIdentity(upgraded[1], remote)))

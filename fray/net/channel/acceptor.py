@@ -27,6 +27,7 @@ from fray.net.channel.session import (
     decide_hello,
 )
 from fray.net.codec import ACK, Bytes, Kind
+from fray.net.limited_log import LimitedLog
 from fray.net.process_identity import wait_process_exited
 from fray.net.transport import PeerIdentity, Transport
 
@@ -83,6 +84,7 @@ class Acceptor:
         self._rng = rng
         self._sessions: dict[str, _Session] = {}
         self._channels: dict[str, Channel] = {}
+        self._refusals = LimitedLog(logger, logging.WARNING)
 
     def __repr__(self) -> str:
         return f"<Acceptor {self.incarnation}: {len(self._channels)} channels>"
@@ -260,7 +262,7 @@ class Acceptor:
         # again.
         if type(error) in (ConnectionFailed, ChannelClosed, Unreachable):
             return
-        logger.warning("refused %s: %s", transport.peer.remote, error)
+        self._refusals.write("refused %s: %s", transport.peer.remote, error)
         refuse = Refuse(protocol=PROTOCOL, incarnation=self.incarnation, error=codec.error_to_dict(error))
         # A dialer that does not read must not keep this task and its descriptor.
         with trio.move_on_after(REFUSE_S):

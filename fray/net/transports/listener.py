@@ -11,6 +11,7 @@ from attrs import define, field
 
 from fray.errors import ConnectionFailed
 from fray.net.auth import Authenticator
+from fray.net.limited_log import LimitedLog
 from fray.net.transport import Transport
 
 logger = logging.getLogger("fray.net")
@@ -28,6 +29,7 @@ class AuthenticatedListener:
     nursery: trio.Nursery
     context: Context = field(factory=copy_context)
     """Context of the listening task: a connection must not run with the context variables of its dialer."""
+    _log: LimitedLog = field(factory=lambda: LimitedLog(logger), init=False)
 
     def begin(self, transport: Transport, admit: Callable[[], Awaitable[bool]] | None = None) -> None:
         """Serve one connection in a task of its own.
@@ -52,5 +54,5 @@ class AuthenticatedListener:
             with trio.move_on_after(HANDSHAKE_S):
                 return await admit()
         except ConnectionFailed as error:
-            logger.info("handshake with %s failed: %s", transport.peer.remote, error)
+            self._log.write("handshake with %s failed: %s", transport.peer.remote, error)
         return False

@@ -19,12 +19,14 @@ import trio
 
 from fray.errors import FrayError, InvalidRequest, ProtocolMismatch, Unauthorized, Unreachable
 from fray.net import auth
+from fray.net.limited_log import LimitedLog
 from fray.net.process_identity import process_behind
 from fray.net.tls.explain import explain_dial, explain_serve
 from fray.net.transport import Authorize, Credential, PeerIdentity, Transport
 from fray.net.transports import local_handshake, sockets
 from fray.net.transports.http_upgrade import HandshakeLost, UpgradeRejected
 from fray.net.transports.listener import HANDSHAKE_S
+from fray.net.transports.pending import GREETING_S, PendingConnections
 from fray.net.transports.sockets import Address
 from fray.net.transports.tls_dialer import TlsDialer
 from fray.net.transports.tls_listener import TlsServer
@@ -32,10 +34,6 @@ from fray.net.transports.tls_socket import TlsSocket, shown_uris
 from fray.net.transports.websocket_transport import WebSocketTransport
 
 logger = logging.getLogger("fray.net")
-
-# Each costs a descriptor and a task before it is authenticated. Dialers of dropped connections try again.
-PENDING_LIMIT = 1024
-"""Limit of concurrent handshakes at one listener; more connections are dropped."""
 
 
 class WebSocketNetwork:
@@ -140,9 +138,8 @@ class WebSocketNetwork:
     async def _serve(self, sock: socket.socket, remote: str, listener: Listener) -> None:
         upgraded = None
         try:
-            # Only the handshake is limited in time: a peer that sends a byte now and then must not hold its place for
-            # ever.
-            with listener.counting_handshake(), trio.move_on_after(HANDSHAKE_S):
+            with listener.handshaking(remote):
+                await wait_greeting(sock)
                 if listener.tls is not None:
                     sock = await listener.tls.accept(sock)
                 upgraded = await _handshake_of(sock).server_handshake(sock, listener.challenge(sock))
@@ -176,6 +173,21 @@ def binding_of(sock: socket.socket) -> str:
     return sock.binding if isinstance(sock, TlsSocket) else ""
 
 
+async def wait_greeting(sock: socket.socket) -> None:
+    """Wait for the first bytes of a dialer on another machine.
+
+    Raises:
+        HandshakeLost: it has sent nothing within `GREETING_S`.
+    """
+    # On this machine the listener speaks first, and a busy machine may keep an honest process waiting for longer.
+    if sock.family == socket.AF_UNIX:
+        return
+    with trio.move_on_after(GREETING_S):
+        await trio.lowlevel.wait_readable(sock)
+        return
+    raise HandshakeLost(f"it sent nothing within {GREETING_S:g} s", foreign=False)
+
+
 class Listener:
     """Accepts connections and runs one task for each.
 
@@ -193,7 +205,8 @@ class Listener:
     ) -> None:
         self._authenticator = authenticator
         self.tls = tls
-        self._pending = 0
+        self._pending = PendingConnections()
+        self._log = LimitedLog(logger)
         self._handler = handler
         self._serve = serve
         self._names = names
@@ -214,28 +227,27 @@ class Listener:
             async with trio.open_nursery() as nursery:
                 task_status.started(bound if self.tls is None else f"{bound}#{','.join(self.tls.pins)}")
                 while True:
-                    sock, remote = await sockets.accept(listener)
-                    # Beyond the limit without an answer, which would need a task as well.
-                    if self._pending < PENDING_LIMIT:
-                        nursery.start_soon(self._guard, sock, remote)
-                    else:
-                        sock.close()
+                    nursery.start_soon(self._guard, *await sockets.accept(listener))
 
     @contextlib.contextmanager
-    def counting_handshake(self) -> Iterator[None]:
-        """Count a running handshake."""
-        self._pending += 1
-        try:
+    def handshaking(self, remote: str) -> Iterator[None]:
+        """Limit a handshake in time, and the number of them.
+
+        Raises:
+            HandshakeLost: it took too long, or was dropped for another one.
+        """
+        # Only the handshake is limited in time: a peer that sends a byte now and then must not hold its place for ever.
+        with trio.move_on_after(HANDSHAKE_S) as scope, self._pending.holding(remote, scope.cancel):
             yield
-        finally:
-            self._pending -= 1
+        if scope.cancelled_caught:
+            raise HandshakeLost("it was not completed in time", foreign=False)
 
     async def _guard(self, sock: socket.socket, remote: str) -> None:
         try:
             await self._serve(sock, remote, self)
         except Exception as error:  # noqa: BLE001 (it ends this connection; the listener continues)
             why = explain_serve(error) if isinstance(error, ssl.SSLError) else explain(error, remote)
-            logger.info("handshake with %s failed: %s", remote, why)
+            self._log.write("handshake with %s failed: %s", remote, why)
         finally:
             # Also the way in which a rejected or late handshake ends.
             sock.close()
@@ -284,8 +296,8 @@ def explain(error: BaseException, address: str) -> FrayError:
     if isinstance(error, ssl.SSLError):
         return explain_dial(error, address)
     # Lost and not understood are different: the first is dialed again, the second is final.
-    if (isinstance(error, HandshakeLost) and not error.foreign) or isinstance(
-        error, OSError | trio.BrokenResourceError
-    ):
+    if isinstance(error, HandshakeLost) and not error.foreign:
+        return Unreachable(f"{address}: {error}", address=address)
+    if isinstance(error, OSError | trio.BrokenResourceError):
         return Unreachable(f"{address}: the connection was lost during the handshake", address=address)
     return ProtocolMismatch(f"a different server is listening on {address}: {error}", address=address)
