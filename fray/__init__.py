@@ -69,8 +69,8 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != f"fray.{name}":
             raise
-    near_text = importlib.import_module("fray.model.text").near_text
-    raise AttributeError(f"module 'fray' has no attribute {name!r}{near_text(name, __dir__())}")
+    missing = importlib.import_module("fray.missing_names")
+    raise missing.missing_name("module 'fray'", name, __dir__(), missing.MODULE_LINES)
 
 
 def __dir__() -> list[str]:

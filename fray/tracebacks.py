@@ -1,13 +1,15 @@
 """Tracebacks without the frames of Fray and Trio, so that what a user reads is about the user's program.
 
-Rules: a frame of the user's is never cut. What an error of Fray's own, or one from another process, has passed through
-last is cut too; any other error that was raised by Fray or Trio keeps its last frames, as it may be a fault of theirs.
+Rules: a frame of the user's is never cut. What an error of Fray's own, one from another process, one that Fray has
+raised with a message, or one about the arguments of a user's call has passed through last is cut too; any other error
+that was raised by Fray or Trio keeps its last frames, as it may be a fault of theirs.
 With ``FRAY_FULL_TRACEBACKS=1`` nothing is cut.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import importlib.util
 import inspect
@@ -16,7 +18,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from types import FrameType, FunctionType, TracebackType
+from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any, Generic, TypeVar
 
 from fray.errors import FrayError, RemoteTraceback
@@ -40,6 +42,14 @@ def _directory(package: str) -> str:
 
 
 _INTERNAL = (*map(_directory, ("fray", "trio", "outcome")), contextlib.__file__, "<attrs generated ")
+_FUTURES = _directory("concurrent.futures")
+
+_EXPLAINED = "__fray_explained__"
+"""Entry of the ``__dict__`` of errors of other classes than Fray's of which `_explains_itself` is known."""
+_RAISE = dis.opmap["RAISE_VARARGS"]
+
+_wrapper_codes: set[CodeType] = set()
+"""Code of the wrappers of public functions: a TypeError raised there is about the arguments of a user's call."""
 
 
 def traceback_text(error: BaseException) -> str:
@@ -68,9 +78,14 @@ def shorten_traceback(error: BaseException) -> None:
 
 
 def _without_internal_frames(error: BaseException) -> TracebackType | None:
-    entries = traceback_entries(error)
-    kept = [entry for entry in entries if not _is_internal(entry.tb_frame)]
-    if not _explains_itself(error):
+    entries, kept, is_internal = traceback_entries(error), [], False
+    for entry in entries:
+        # A future's own frames where Fray waits for it; those of a future for which a user's code waits are kept.
+        in_future = is_internal and entry.tb_frame.f_code.co_filename.startswith(_FUTURES)
+        is_internal = in_future or _is_internal(entry.tb_frame)
+        if not is_internal:
+            kept.append(entry)
+    if not _explains_itself(error, entries):
         last = entries.index(kept[-1]) + 1 if kept else 0
         kept += entries[last:]
     return _chain(kept)
@@ -78,17 +93,39 @@ def _without_internal_frames(error: BaseException) -> TracebackType | None:
 
 def _is_internal(frame: FrameType) -> bool:
     # The process that sent a frame has cut what was to be cut.
-    return REMOTE_FRAME not in frame.f_globals and frame.f_code.co_filename.startswith(_INTERNAL)
+    if REMOTE_FRAME in frame.f_globals:
+        return False
+    name = frame.f_code.co_filename
+    # The methods that `dataclasses` makes have no file; their globals are those of the module of the class.
+    is_generated = name == "<string>" and str(frame.f_globals.get("__name__")).partition(".")[0] == "fray"
+    return is_generated or name.startswith(_INTERNAL)
 
 
-def _explains_itself(error: BaseException) -> bool:
+def _explains_itself(error: BaseException, entries: Sequence[TracebackType]) -> bool:
     """Return whether the place in Fray where it was raised says nothing that its text does not."""
     if isinstance(error, FrayError | BaseExceptionGroup) or not isinstance(error, Exception):
+        return True
+    if _EXPLAINED in error.__dict__:
+        return True
+    if entries and (_is_about_arguments(error, entries[-1]) or _has_message_of_fray(error, entries[-1])):
+        # Kept, as its last frames are cut now, and it may pass through the portal of another thread afterwards.
+        error.__dict__[_EXPLAINED] = True
         return True
     cause = error.__cause__
     while cause is not None and not isinstance(cause, RemoteTraceback):
         cause = cause.__cause__
     return cause is not None
+
+
+def _is_about_arguments(error: Exception, last: TracebackType) -> bool:
+    return isinstance(error, TypeError) and last.tb_frame.f_code in _wrapper_codes
+
+
+def _has_message_of_fray(error: Exception, last: TracebackType) -> bool:
+    """Return whether a ``raise`` of Fray's has raised it, and not an operation that has failed, or an assertion."""
+    code = last.tb_frame.f_code
+    is_of_fray = code.co_filename.startswith(_INTERNAL[0]) and REMOTE_FRAME not in last.tb_frame.f_globals
+    return is_of_fray and code.co_code[last.tb_lasti] == _RAISE and not isinstance(error, AssertionError)
 
 
 def traceback_entries(error: BaseException) -> list[TracebackType]:
@@ -148,14 +185,20 @@ def short_tracebacks(cls: C) -> C:
             setattr(cls, name, short_traceback(member))
         elif isinstance(member, classmethod):
             setattr(cls, name, classmethod(short_traceback(member.__func__)))
+        elif isinstance(member, staticmethod):
+            setattr(cls, name, staticmethod(short_traceback(member.__func__, is_static=True)))
     return cls
 
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def short_traceback(function: F) -> F:
-    """Decorate a method: errors leave it with short tracebacks. Methods on the path of every call do it themselves."""
+def short_traceback(function: F, is_static: bool = False) -> F:
+    """Decorate a method: errors leave it with short tracebacks. Methods on the path of every call do it themselves.
+
+    Args:
+        is_static: it is a sync function without ``self`` or ``cls``.
+    """
 
     # Not Cancelled and KeyboardInterrupt: they pass through many frames of Fray's, and a block cuts them at the end.
     # A `raise` without operand adds no entry for this frame, so that none of Fray's is left.
@@ -174,7 +217,14 @@ def short_traceback(function: F) -> F:
             shorten_traceback(error)
             raise
 
-    wrapper: Any = call_async if inspect.iscoroutinefunction(function) else call
+    def call_static(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            shorten_traceback(error)
+            raise
+
+    wrapper: Any = call_static if is_static else call_async if inspect.iscoroutinefunction(function) else call
     # At the place of the method, where profilers and the warning of a call that was not awaited look for it.
     code = function.__code__
     wrapper.__code__ = wrapper.__code__.replace(
@@ -183,6 +233,7 @@ def short_traceback(function: F) -> F:
         co_name=code.co_name,
         co_qualname=code.co_qualname,
     )
+    _wrapper_codes.add(wrapper.__code__)
     return functools.wraps(function)(wrapper)  # type: ignore[return-value]
 
 

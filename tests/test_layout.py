@@ -23,11 +23,12 @@ WHOLE_PROJECT = {
 }
 """Tests about the project as a whole."""
 
-WORDS = {"model", "errors", "tracebacks", "type_variables"}
+WORDS = {"model", "errors", "tracebacks", "missing_names", "type_variables"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "tracebacks": {"errors"},
     "model": {"errors", "tracebacks", "type_variables"},
+    "missing_names": {"errors", "model"},
     "type_variables": set(),
     "net": WORDS,
     "scheduler": WORDS,

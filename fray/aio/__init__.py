@@ -11,7 +11,7 @@ Type checkers see the classes of `fray` themselves: what can be called, and with
 
 from typing import TYPE_CHECKING
 
-from fray.model.text import near_text
+from fray.missing_names import MODULE_LINES, missing_name
 
 if TYPE_CHECKING:
     from fray.api.actor_server import ActorServer
@@ -60,8 +60,8 @@ else:
             raise AttributeError(f"module 'fray.aio' has no attribute {name!r}")
         from fray import public_names
 
-        hint = f": write fray.{name}" if name in public_names.__all__ else near_text(name, __all__)
-        raise AttributeError(f"module 'fray.aio' has no attribute {name!r}{hint}")
+        meant = {each: f"fray.{each}" for each in public_names.__all__} | MODULE_LINES
+        raise missing_name("module 'fray.aio'", name, [*__all__, *public_names.__all__], meant)
 
 
 __all__ = [

@@ -98,9 +98,18 @@ _BLOCKING: dict[type, Callable[[Any], Any]] = {
 
 # Values that cross ---------------------------------------------------------------------------------------------------
 
+
+def _asyncio_future(future: ActorFuture[Any]) -> asyncio.Future[Any]:
+    """Return the same for asyncio code. An error that is not read is not reported, as in `fray`: of many calls that
+    fail for one reason, mostly only the first is awaited."""
+    waiting = asyncio.wrap_future(future)
+    waiting.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return waiting
+
+
 _wrappers: dict[type, Callable[[Portal, Any], Any]] = {
     AsyncBlock: lambda portal, block: Block(lambda: portal, block, lambda value: wrap(portal, value)),
-    ActorFuture: lambda portal, future: asyncio.wrap_future(future),
+    ActorFuture: lambda portal, future: _asyncio_future(future),
 }
 
 
@@ -219,6 +228,12 @@ async def _next(self: Mirror) -> Any:
     return await await_native(self._portal, self._native.__anext__)
 
 
+def _get(self: Mirror, name: str) -> Any:
+    if name.startswith("_"):  # of `fray`'s object, which belongs to its loop
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    return wrap(self._portal, getattr(self._native, name))
+
+
 def _iterate(self: Mirror) -> Iterator[Any]:
     return (wrap(self._portal, each) for each in self._native)
 
@@ -229,7 +244,7 @@ _SPECIAL: dict[str, Callable[..., Any]] = {
     "__aexit__": _exit,
     "__aiter__": lambda self: self,
     "__anext__": _next,
-    "__getattr__": lambda self, name: wrap(self._portal, getattr(self._native, name)),
+    "__getattr__": _get,
     "__getitem__": lambda self, index: wrap(self._portal, self._native[index]),
     "__iter__": _iterate,
     "__len__": lambda self: len(self._native),

@@ -18,6 +18,7 @@ from fray.api.pools import actor_pool, task_pool, task_stream, worker_pool
 from fray.blocking.bridge import background_loop
 from fray.blocking.bridge.background_loop import current_runtime, job_runtime, own_portal, portal_of
 from fray.errors import ChannelFull
+from fray.missing_names import check_interface
 from fray.runtime.calls import streams
 from fray.runtime.logs import reader
 
@@ -97,6 +98,10 @@ class Cluster(mirror(native.Cluster)):  # type: ignore[misc]
 
 class WorkerPool(mirror(worker_pool.WorkerPool, without=_WITHOUT)):  # type: ignore[misc]
     __doc__ = worker_pool.WorkerPool.__doc__
+
+    def __init__(self, cluster: Any, *args: Any, **kwargs: Any) -> None:
+        check_interface(cluster, "fray.aio", "WorkerPool")
+        super().__init__(cluster, *args, **kwargs)
 
     async def __aenter__(self) -> WorkerPool:
         # A pool owns a nursery: it is entered and left by one task of Fray's loop.

@@ -25,6 +25,7 @@ from fray.api.reservation import ReservationApi
 from fray.api.scope import Scope, open_scope
 from fray.api.usage import UsageQueries
 from fray.errors import InvalidRequest, NoSuchJob, NotPicklable
+from fray.missing_names import CLUSTER_LINES, ExplainsMissing
 from fray.model.environment import Secret
 from fray.model.ids import AttemptId, JobId, Namespace, check_name
 from fray.model.log_records import LogLine
@@ -58,11 +59,13 @@ T = TypeVar("T")
 
 
 @short_tracebacks
-class Cluster(ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
+class Cluster(ExplainsMissing, ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
     """Connection to a cluster. Made by `open_cluster`; in a job, `current_cluster()` is the job's own.
 
     What is launched here without a scope belongs to the connection: it ends with the driver or the job.
     """
+
+    _meant = CLUSTER_LINES
 
     def __init__(self, runtime: Runtime, root: Scope) -> None:
         self._runtime = runtime

@@ -45,6 +45,7 @@ from fray.api.jobs.job_spec import (
 from fray.api.launch_options import ActorOptions, GroupOptions, RunOptions
 from fray.api.on_failure import OnFailure, failure_policy
 from fray.errors import NameInUse, NotPicklable
+from fray.missing_names import SCOPE_LINES, ExplainsMissing
 from fray.model.environment import EnvironmentConfig, Secret
 from fray.model.ids import ActorId, JobId, mint_name
 from fray.model.requests import Entrypoint, JobRequest
@@ -70,12 +71,14 @@ First = TypeVar("First")
 
 
 @short_tracebacks
-class Scope:
+class Scope(ExplainsMissing):
     """Owner of jobs and actors. Leaving it waits for its jobs, then ends its actors; an error ends both.
 
     A child that fails by itself cancels the scope, and its error leaves the ``async with`` in an ExceptionGroup, unless
     the child was launched with ``on_failure="absorb"``.
     """
+
+    _meant = SCOPE_LINES
 
     def __init__(self, children: ChildScope) -> None:
         self._children = children

@@ -38,6 +38,7 @@ from fray.blocking.open import (
 from fray.blocking.pools import WorkerPool
 from fray.blocking.reservations import Reservation
 from fray.blocking.resolver import ActorPool, BroadcastHandle, ClusterResolver, FixedResolver, Resolver
+from fray.missing_names import MODULE_LINES, blocking_lines, missing_name
 from fray.model.constraints import Constraint
 from fray.model.environment import EnvironmentConfig, Secret
 from fray.model.ids import ActorId, Namespace
@@ -54,7 +55,6 @@ from fray.model.reservations import (
 )
 from fray.model.resources import CpuConfig, DeviceConfig, GpuConfig, ResourceConfig, TpuConfig
 from fray.model.specs import ActorConfig, EndReason, JobInfo, JobState
-from fray.model.text import near_text
 
 __all__ = [
     "ActorConfig",
@@ -125,8 +125,8 @@ if not TYPE_CHECKING:  # with it, type checkers would accept any name
             raise AttributeError(f"module 'fray.blocking' has no attribute {name!r}")
         from fray import public_names
 
-        hint = f": write fray.{name}" if name in public_names.__all__ else near_text(name, __all__)
-        raise AttributeError(f"module 'fray.blocking' has no attribute {name!r}{hint}")
+        meant = {each: f"fray.{each}" for each in public_names.__all__} | blocking_lines(MODULE_LINES)
+        raise missing_name("module 'fray.blocking'", name, __all__, meant)
 
 
 def __dir__() -> list[str]:

@@ -10,6 +10,7 @@ from fray.api.actors.handle import Context, Items, named_method
 from fray.blocking.bridge.call_sender import CallSender, call_sender_of
 from fray.blocking.bridge.portal import Portal, refuse_in_loop
 from fray.blocking.futures import ActorFuture
+from fray.missing_names import BLOCKING_METHOD_LINES, ExplainsMissing
 from fray.model.messages.calls import ActorMetrics
 from fray.tracebacks import short_traceback, shorten_traceback
 from fray.type_variables import A_co, I_co, P, T_co
@@ -18,12 +19,13 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 
 
-class ActorMethod(Generic[P, T_co]):
+class ActorMethod(ExplainsMissing, Generic[P, T_co]):
     """Method of a remote actor: ``method(...)`` waits, ``method.remote(...)`` returns a future at once. ``T_co`` is
     what the method returns, as in `fray`.
     """
 
     __slots__ = ("_handle", "_method", "_name", "_options")
+    _meant = BLOCKING_METHOD_LINES
 
     def __init__(self, handle: ActorHandle, method: native.ActorMethod[P, T_co]) -> None:
         self._handle, self._method = handle, method

@@ -20,13 +20,13 @@ from fray.blocking.logs import LogStream
 from fray.blocking.metadata import Metadata
 from fray.blocking.reservations import ReservationMixin
 from fray.errors import FrayError, NotPicklable
+from fray.missing_names import CLUSTER_LINES, SCOPE_LINES, blocking_lines
 from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.environment import Secret
 from fray.model.ids import JobId, Namespace
 from fray.model.log_records import LogLine
 from fray.model.resources import ResourceConfig
 from fray.model.specs import JobInfo
-from fray.model.text import near_text
 from fray.tracebacks import short_tracebacks
 
 P = ParamSpec("P")
@@ -43,6 +43,7 @@ class Scope(LaunchMixin):
     child's error in an ExceptionGroup.
     """
 
+    _meant = blocking_lines(SCOPE_LINES)
     _native: NativeScope
 
     def __init__(self, portal: Portal, manager: Any) -> None:
@@ -102,10 +103,10 @@ class Scope(LaunchMixin):
 
     if not TYPE_CHECKING:  # with it, type checkers would accept any name
 
-        def __getattr__(self, name: str) -> NoReturn:
+        def __getattr__(self, name: str) -> Any:
             if name == "_native":
                 raise FrayError("this scope was not entered: write `with cluster.open_scope(...) as scope:`")
-            raise AttributeError(f"'Scope' object has no attribute {name!r}{near_text(name, dir(self))}")
+            return super().__getattr__(name)
 
         def __aenter__(self) -> NoReturn:
             raise TypeError("this is a scope of fray.blocking: write `with cluster.open_scope(...) as scope:`")
@@ -134,6 +135,7 @@ class Cluster(LaunchMixin, ReservationMixin):
     What is launched here without a scope belongs to the connection: it ends with the driver or the job.
     """
 
+    _meant = blocking_lines(CLUSTER_LINES)
     _native: native.Cluster
 
     def __init__(

@@ -112,6 +112,7 @@ class ActorFuture(concurrent.futures.Future[T]):
         try:
             self._outcome.result()
         except BaseException as error:  # noqa: BLE001 (it is the return value)
+            shorten_traceback(error)
             return error
         finally:
             self._turn.release()

@@ -14,6 +14,7 @@ from fray.blocking.bridge.mirror import make_blocking
 from fray.blocking.bridge.portal import BlockingContext, Portal
 from fray.blocking.logs import LogStream
 from fray.errors import NoSuchJob
+from fray.missing_names import JOB_LINES, ExplainsMissing, blocking_lines
 from fray.model.ids import JobId
 from fray.model.specs import JobInfo
 from fray.tracebacks import short_tracebacks
@@ -25,11 +26,12 @@ STOPPED_WITHIN_S = 1.0
 
 
 @short_tracebacks
-class Job(str, Generic[T_co]):
+class Job(ExplainsMissing, str, Generic[T_co]):
     """Handle of one job, which returns a ``T_co``. It is a string, the job's id, and may be used as such; picklable:
     wherever it arrives in the cluster it is a handle of the same job.
     """
 
+    _meant = blocking_lines(JOB_LINES)
     _native: NativeJob[T_co]
     _bound_portal: Portal | None
 

@@ -16,6 +16,7 @@ from fray.blocking.groups import ActorGroup, actor_group
 from fray.blocking.hosts import ActorHost
 from fray.blocking.job_groups import JobGroup
 from fray.blocking.jobs import Job, launch_result
+from fray.missing_names import ExplainsMissing
 from fray.model.ids import JobId
 from fray.model.requests import JobRequest
 from fray.model.resources import ResourceConfig
@@ -29,7 +30,7 @@ First = TypeVar("First")
 
 
 @short_tracebacks
-class LaunchMixin:
+class LaunchMixin(ExplainsMissing):
     """Launch methods; the owner of what is launched is a scope, or the connection."""
 
     _portal: Portal

@@ -18,6 +18,7 @@ from fray.blocking.bridge.portal import BlockingContext, Portal
 from fray.blocking.cluster import Cluster
 from fray.blocking.futures import ActorFuture
 from fray.errors import ChannelClosed, InvalidRequest
+from fray.missing_names import check_interface
 from fray.model.environment import EnvironmentConfig
 from fray.model.ids import ActorId
 from fray.model.resources import ResourceConfig
@@ -326,6 +327,7 @@ class WorkerPool(TaskPool):
         services: Callable[[TaskPool], Mapping[ServiceKey[Any], object]] | None = None,
         **options: Any,
     ) -> None:
+        check_interface(cluster, "fray.blocking", "WorkerPool")
         if services is not None:
             options["services"] = lambda: services(TaskPool(cluster._portal, pool, pool._options))
         pool: native.WorkerPool = native.WorkerPool(

@@ -111,13 +111,13 @@ _WORDS = {
     **dict.fromkeys(("gpu", "gpus", "num_gpus", "gpu_count", "gpu_type"), "gpu_type"),
     **dict.fromkeys(("tpu", "tpus", "num_tpus", "tpu_type"), "tpu_type"),
     **dict.fromkeys(("cpus", "num_cpus", "cpu_count"), "cpu"),
-    **dict.fromkeys(("mem", "memory_gb", "ram_gb"), "memory"),
+    **dict.fromkeys(("memory", "mem", "memory_gb", "ram_gb"), "memory"),
 }
 """Names that other libraries have for resources, and ours."""
 
 
-def _explain_unknown(init: Callable[..., None]) -> Callable[..., None]:
-    """Return the constructor with an error that names the parameter that was meant."""
+def explain_unknown(init: Callable[..., None]) -> Callable[..., None]:
+    """Return the constructor of a class of resources with an error that names the parameter that was meant."""
     code = init.__code__
     names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
 
@@ -135,7 +135,7 @@ def _advice(name: str, value: object, names: Sequence[str]) -> str:
     """Return the end of the message about a parameter that does not exist."""
     ours = _WORDS.get(name)
     if ours == "memory":
-        return ": write memory='2GB'"
+        return ": write memory='2GB'" if ours in names else ": write ram='2g'"  # the latter in `fray.v2`
     if ours == "cpu":
         return f": write cpu={value!r}"
     return near_text(name, names) if ours is None else f": write {_device_line(ours, value)}"
@@ -227,7 +227,7 @@ class ResourceConfig:
         self._check()
 
     if not TYPE_CHECKING:  # type checkers know the parameters from the signature itself
-        __init__ = _explain_unknown(__init__)
+        __init__ = explain_unknown(__init__)
 
     @classmethod
     def with_cpu(cls, cpu: float = 1, memory: str | int | None = None, **more: Any) -> ResourceConfig:
@@ -244,7 +244,7 @@ class ResourceConfig:
         **more: Any,
     ) -> ResourceConfig:
         """Return ``count`` GPUs of one type on one machine; several types are alternatives, the first is preferred."""
-        first, *others = _types(gpu_type, "gpu_type")
+        first, *others = device_types(gpu_type, "gpu_type")
         device = GpuConfig(variant=first, count=count)
         return cls(device=device, cpu=cpu, memory=memory, **({"device_alternatives": others} | more))
 
@@ -254,7 +254,7 @@ class ResourceConfig:
 
         Several types are alternatives, the first is preferred; they must have the same number of hosts.
         """
-        first, *others = _types(tpu_type, "tpu_type")
+        first, *others = device_types(tpu_type, "tpu_type")
         alternatives = {"device_alternatives": others} | more
         return cls(device=TpuConfig(variant=first), replicas=slice_count, **alternatives)
 
@@ -364,7 +364,12 @@ def _names(value: str | Sequence[str] | None, what: str) -> tuple[str, ...]:
     return names
 
 
-def _types(value: str | Sequence[str], what: str) -> tuple[str, ...]:
+def device_types(value: str | Sequence[str], what: str) -> tuple[str, ...]:
+    """Return the types of the argument ``what`` (``"gpu_type"``), one or several.
+
+    Raises:
+        InvalidRequest: it has no type, or is a number; the message says the line that was meant.
+    """
     if _is_whole(value):
         raise InvalidRequest(f"{what}={value} must be a type or a list of types: write {_device_line(what, value)}")
     types = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else ()

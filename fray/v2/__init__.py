@@ -15,7 +15,7 @@ Callers import the names from here, and from `actor`, `client`, `types`, `local_
 
 from typing import TYPE_CHECKING, NoReturn
 
-from fray.model.text import near_text
+from fray.missing_names import missing_name
 from fray.v2.actor import ActorContext, ActorFuture, ActorGroup, ActorHandle, ActorMethod, HostedActor, current_actor
 from fray.v2.client import Client, current_client, set_current_client
 from fray.v2.fray.client import FrayClient
@@ -86,4 +86,4 @@ __all__ = [
 if not TYPE_CHECKING:  # with it, type checkers would accept any name
 
     def __getattr__(name: str) -> NoReturn:
-        raise AttributeError(f"module 'fray.v2' has no attribute {name!r}{near_text(name, __all__)}")
+        raise missing_name("module 'fray.v2'", name, __all__, {})

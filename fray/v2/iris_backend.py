@@ -13,6 +13,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from fray.missing_names import V2_CLIENT_LINES, ExplainsMissing
+from fray.tracebacks import short_tracebacks
 from fray.v2.interface import HostedActor
 from fray.v2.iris.actors import (
     PORT,
@@ -32,7 +34,7 @@ from fray.v2.iris.convert import (
 )
 from fray.v2.iris.jobs import HostingJob, IrisJobHandle
 from fray.v2.job import JobAlreadyExists, JobStatus
-from fray.v2.types import ActorConfig, JobRequest, ResourceConfig
+from fray.v2.types import ActorConfig, JobRequest, ResourceConfig, check_request
 
 _shared: dict[str, FrayIrisClient] = {}
 
@@ -56,7 +58,8 @@ def client_of_iris_job() -> FrayIrisClient | None:
     return None if context is None else FrayIrisClient.from_iris_client(context.client)
 
 
-class FrayIrisClient:
+@short_tracebacks
+class FrayIrisClient(ExplainsMissing):
     """Jobs and actors on Iris; see `fray.v2.Client`.
 
     Args:
@@ -66,6 +69,8 @@ class FrayIrisClient:
     Raises:
         RuntimeError: Iris is not installed.
     """
+
+    _meant = V2_CLIENT_LINES
 
     def __init__(self, controller_address: str, workspace: Any = None) -> None:
         self._initialize(iris_client().IrisClient.remote(controller_address, workspace=workspace))
@@ -85,6 +90,7 @@ class FrayIrisClient:
 
     def submit(self, request: JobRequest, adopt_existing: bool = True) -> IrisJobHandle:
         """Submit a job. See `fray.v2.Client.submit`."""
+        check_request(request)
         self._check_open()
         exists = iris_client().JobAlreadyExists
         if request.entrypoint is None:

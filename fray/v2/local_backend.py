@@ -15,7 +15,9 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from fray.missing_names import V2_CLIENT_LINES, ExplainsMissing
 from fray.threads import BoundedThreads, call_in_thread, lock_timeout
+from fray.tracebacks import short_tracebacks
 from fray.type_variables import A_co, P, T_co
 from fray.v2 import subprocesses
 from fray.v2.interface import (
@@ -27,13 +29,14 @@ from fray.v2.interface import (
     _set_current_actor,
 )
 from fray.v2.job import JobHandle, JobStatus, refuse_async
-from fray.v2.types import ActorConfig, CallableEntrypoint, Entrypoint, JobRequest, ResourceConfig
+from fray.v2.types import ActorConfig, CallableEntrypoint, Entrypoint, JobRequest, ResourceConfig, check_request
 
 T = TypeVar("T")
 
 # Jobs ----------------------------------------------------------------------------------------------------------------
 
 
+@short_tracebacks
 class LocalJobHandle:
     """Job of this process: ``job_id`` and the future of its thread. See `fray.v2.JobHandle`.
 
@@ -219,6 +222,7 @@ def _dead_actor(name: str) -> RuntimeError:
     )
 
 
+@short_tracebacks
 class LocalActorMethod(Generic[P, T_co]):
     """Method of an actor of this process."""
 
@@ -267,6 +271,7 @@ class LocalActorHandle(Generic[A_co]):
         return f"LocalActorHandle({self._name!r})"
 
 
+@short_tracebacks
 class LocalActorGroup(Generic[A_co]):
     """Group whose members all exist from the beginning. See `fray.v2.ActorGroup`."""
 
@@ -320,12 +325,15 @@ class LocalActorGroup(Generic[A_co]):
 _numbers = itertools.count()
 
 
-class LocalClient:
+@short_tracebacks
+class LocalClient(ExplainsMissing):
     """Jobs and actors as threads of this process; see `fray.v2.Client`.
 
     Args:
         max_threads: jobs that run concurrently; others are queued. Calls of actors have their own threads.
     """
+
+    _meant = V2_CLIENT_LINES
 
     def __init__(self, max_threads: int = 8) -> None:
         if max_threads < 1:
@@ -335,6 +343,7 @@ class LocalClient:
     def submit(self, request: JobRequest, adopt_existing: bool = True) -> LocalJobHandle:
         """Run the job once in a thread, in a copy of this code's context. Resources, environment, replicas and retries
         have no effect here, and two submits of one name are two jobs."""
+        check_request(request)
         job_id = f"local-{request.name}-{next(_numbers)}"
         entrypoint: Entrypoint = request.entrypoint
         if entrypoint is not None and (binary := entrypoint.binary_entrypoint) is not None:

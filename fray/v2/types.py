@@ -7,14 +7,15 @@ are `ValueError`. `fray.v2.fray.convert` translates them for a cluster of Fray.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from fray.errors import InvalidRequest
-from fray.model.resources import parse_bytes
+from fray.model.resources import device_types, explain_unknown, parse_bytes, short_repr
 from fray.model.topology import tpu_topology
+from fray.tracebacks import short_tracebacks
 from fray.v2.flops import peak_flops
 
 TpuType: TypeAlias = str
@@ -70,6 +71,7 @@ class CpuConfig:
         return 0
 
 
+@short_tracebacks
 @dataclass(frozen=True)
 class GpuConfig:
     """``count`` GPUs of one machine."""
@@ -79,6 +81,7 @@ class GpuConfig:
     kind: DeviceKind = field(default=DeviceKind.GPU, init=False)
 
     def __post_init__(self) -> None:
+        _device_types(self.variant, "gpu_type")
         if self.count < 1:
             raise ValueError(f"GpuConfig(count={self.count}) must be 1 or more")
 
@@ -87,6 +90,7 @@ class GpuConfig:
         return self.count
 
 
+@short_tracebacks
 @dataclass(frozen=True)
 class TpuConfig:
     """One TPU slice of a type such as ``v5litepod-16``; ``topology`` is for callers that lay out meshes."""
@@ -105,6 +109,13 @@ class TpuConfig:
     def vm_count(self) -> int:
         """Return the number of VMs of the slice."""
         return get_tpu_topology(self.variant).vm_count
+
+
+def _device_types(value: str | Sequence[str], what: str) -> tuple[str, ...]:
+    try:
+        return device_types(value, what)
+    except InvalidRequest as error:
+        raise ValueError(str(error)) from None
 
 
 DeviceConfig: TypeAlias = CpuConfig | GpuConfig | TpuConfig
@@ -126,6 +137,7 @@ class ResourceConfig:
 
     Raises:
         ValueError: an amount that is negative or unreadable.
+        TypeError: an unknown parameter; the message names the one that was meant.
     """
 
     cpu: float = 1
@@ -170,7 +182,7 @@ class ResourceConfig:
         """
         if not tpu_type:
             raise ValueError("no TPU type given: pass one, such as 'v5litepod-16', or several acceptable ones")
-        first, *others = (tpu_type,) if isinstance(tpu_type, str) else tuple(tpu_type)
+        first, *others = _device_types(tpu_type, "tpu_type")
         vms = get_tpu_topology(first).vm_count
         for other in others:
             if get_tpu_topology(other).vm_count != vms:
@@ -198,6 +210,11 @@ class ResourceConfig:
         return self.device_flops(dtype) * (self.chip_count() or self.replicas)
 
 
+if not TYPE_CHECKING:  # type checkers know the parameters from the fields
+    ResourceConfig.__init__ = explain_unknown(ResourceConfig.__init__)
+short_tracebacks(ResourceConfig)
+
+
 # What runs -----------------------------------------------------------------------------------------------------------
 
 
@@ -218,6 +235,7 @@ class BinaryEntrypoint:
     args: Sequence[str] = ()
 
 
+@short_tracebacks
 @dataclass(frozen=True)
 class Entrypoint:
     """Function or program that a job runs, made with `from_callable` or `from_binary`."""
@@ -229,9 +247,18 @@ class Entrypoint:
     def from_callable(
         c: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Entrypoint:
-        """Return an entrypoint that runs ``c(*args, **kwargs)``. Raises ValueError if ``c`` is not callable."""
+        """Return an entrypoint that runs ``c(*args, **kwargs)``.
+
+        Raises:
+            ValueError: ``c`` is not callable, or ``args`` neither a tuple nor a list.
+        """
         if not callable(c):
             raise ValueError(f"Entrypoint.from_callable needs a callable, not {c!r}")
+        # Without the check, a string would become one argument for each of its characters.
+        if isinstance(args, str | bytes | Mapping) or not isinstance(args, Iterable):
+            raise ValueError(
+                f"args={short_repr(args)} must be a tuple or a list: write args=({short_repr(args)},) for one argument"
+            )
         return Entrypoint(callable_entrypoint=CallableEntrypoint(c, tuple(args), dict(kwargs or {})))
 
     @staticmethod
@@ -243,6 +270,7 @@ class Entrypoint:
         return Entrypoint(binary_entrypoint=BinaryEntrypoint(command, tuple(args)))
 
 
+@short_tracebacks
 @dataclass(frozen=True)
 class EnvironmentConfig:
     """Environment of a job's process: exactly one of ``workspace`` (a directory that is uploaded) and ``docker_image``.
@@ -297,13 +325,14 @@ def create_environment(
 # Jobs and actors -----------------------------------------------------------------------------------------------------
 
 
+@short_tracebacks
 @dataclass(frozen=True)
 class JobRequest:
     """Job to submit.
 
     Attributes:
         name: without blanks.
-        entrypoint: what to run.
+        entrypoint: what to run; a function without arguments may be given as it is.
         resources: of each replica. Default 1 CPU.
         environment: default: that of the cluster.
         replicas: processes of the gang. Default None: ``resources.replicas``.
@@ -314,7 +343,7 @@ class JobRequest:
         max_task_failures: failures of all its processes together that the job may have in its life. Default 0.
 
     Raises:
-        ValueError: a name with blanks, an impossible number.
+        ValueError: a name with blanks, an impossible number, something else as entrypoint or resources.
     """
 
     name: str
@@ -334,6 +363,7 @@ class JobRequest:
         if not self.name or any(character.isspace() for character in self.name):
             dashed = "-".join(self.name.split()) or "a-name"
             raise ValueError(f"job name {self.name!r} must not be empty or have blanks: write {dashed!r}")
+        self._check_types()
         if self.replicas is None:
             object.__setattr__(self, "replicas", self.resources.replicas)
         if not isinstance(self.replicas, int) or self.replicas < 1:
@@ -346,6 +376,46 @@ class JobRequest:
         for name in ("max_retries_failure", "max_retries_preemption", "max_task_failures"):
             if getattr(self, name) < 0:
                 raise ValueError(f"job {self.name!r}: {name}={getattr(self, name)} must be 0 or more")
+
+    def _check_types(self) -> None:
+        # The second argument of `fray.JobRequest` is the resources: the two are easily swapped.
+        entrypoint: Any = self.entrypoint
+        resources: Any = self.resources
+        if callable(entrypoint):
+            object.__setattr__(self, "entrypoint", Entrypoint.from_callable(entrypoint))
+        elif entrypoint is not None and not hasattr(entrypoint, "callable_entrypoint"):
+            line = "Entrypoint.from_callable(function, args=(...))"
+            if hasattr(entrypoint, "device"):
+                line = f"JobRequest({self.name!r}, entrypoint=..., resources=...)"
+            elif isinstance(entrypoint, str):
+                program, *args = entrypoint.split() or ["program"]
+                line = f"Entrypoint.from_binary({program!r}, {args!r})"
+            raise ValueError(
+                f"job {self.name!r}: entrypoint={short_repr(entrypoint)} must be an Entrypoint of fray.v2 or a "
+                f"function: write {line}"
+            )
+        if callable(resources) or not hasattr(resources, "replicas"):
+            raise ValueError(
+                f"job {self.name!r}: resources={short_repr(resources)} must be a ResourceConfig: "
+                f"write JobRequest({self.name!r}, entrypoint=..., resources=ResourceConfig(...))"
+            )
+
+
+def check_request(request: object) -> None:
+    """Check what is submitted.
+
+    Raises:
+        ValueError: it is not a `JobRequest`; the message says the line that was meant.
+    """
+    if isinstance(request, JobRequest) or hasattr(getattr(request, "entrypoint", None), "callable_entrypoint"):
+        return
+    if hasattr(request, "entrypoint") and request.entrypoint is None:
+        return  # a backend refuses it
+    line = "JobRequest(name='a-name', entrypoint=...)"
+    if callable(request):
+        name = getattr(request, "__name__", "function")
+        line = f"JobRequest(name={name!r}, entrypoint=Entrypoint.from_callable({name}, args=(...)))"
+    raise ValueError(f"submit takes a fray.v2.JobRequest, not {short_repr(request)}: write client.submit({line})")
 
 
 class JobStatus(StrEnum):
@@ -363,6 +433,7 @@ class JobStatus(StrEnum):
         return status in (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED)
 
 
+@short_tracebacks
 @dataclass(frozen=True)
 class ActorConfig:
     """Options of an actor.

@@ -180,6 +180,17 @@ def test_a_terminal_shows_a_failure_once_and_short(tmp_path: Path, body: str, ex
     assert expected.count("\n") <= limit
 
 
+def test_a_wrong_argument_takes_at_most_twelve_lines_with_one_frame_of_the_users(tmp_path: Path) -> None:
+    # That frame is in the group and in its member. With Trio, `trio.run` in the program is a second frame.
+    shown = output(
+        tmp_path, 'fray.ResourceConfig(memory="4 gigs")', BLOCKING.replace("import fray.", "import fray, fray.")
+    )
+    assert shown.count(", in ") == 2
+    assert shown.count("\n") == 10
+    alone = output(tmp_path, "", 'import fray\n\nfray.ResourceConfig(memory="4 gigs")\n')
+    assert alone.count("\n") == 4
+
+
 def test_sync_code_shows_the_same(tmp_path: Path) -> None:
     assert output(tmp_path, 'scope.run(load, "missing.txt")', BLOCKING) == BLOCKING_OUTPUT
     interrupt = "threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start(); signal.pause()"

@@ -9,6 +9,7 @@ from typing import Any, Concatenate, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from fray.api.job_html import job_html
 from fray.errors import InvalidRequest, NoSuchMethod
+from fray.missing_names import METHOD_LINES, ExplainsMissing
 from fray.model.ids import ActorId
 from fray.model.messages.calls import ActorMetrics
 from fray.model.messages.client import ActorEndpoint
@@ -27,13 +28,14 @@ Items: TypeAlias = Iterable[Item] | AsyncIterable[Item]
 """Return type of a generator method of either kind."""
 
 
-class ActorMethod(Generic[P, T_co]):
+class ActorMethod(ExplainsMissing, Generic[P, T_co]):
     """Method of a remote actor: ``await method(...)``, or ``method.start(...)`` for a future at once.
 
     ``T_co`` is what the method returns; of an async one, what awaiting it returns; of a generator, the iterator.
     """
 
     __slots__ = ("_handle", "_name", "_options")
+    _meant = METHOD_LINES
 
     def __init__(self, handle: ActorHandle, name: str, options: CallOptions) -> None:
         self._handle, self._name, self._options = handle, name, options

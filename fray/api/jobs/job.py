@@ -11,6 +11,7 @@ from attrs import frozen
 
 from fray.api import job_html
 from fray.errors import FrayError, InvalidRequest, JobFailed, JobStopped, failures_in
+from fray.missing_names import JOB_LINES, ExplainsMissing
 from fray.model import job_text
 from fray.model.ids import AttemptId, JobId
 from fray.model.messages.client import GetStacks, Stacks, Terminate
@@ -71,10 +72,12 @@ def _add_step_of_path(error: BaseException, info: JobInfo) -> None:
 
 
 @short_tracebacks
-class Job(Generic[T_co]):
+class Job(ExplainsMissing, Generic[T_co]):
     """Handle of one job, which returns a ``T_co``; ``await job`` is ``await job.wait()``. Picklable: wherever it
     arrives in the cluster it is a handle of the same job.
     """
+
+    _meant = JOB_LINES
 
     def __init__(self, runtime: Runtime, record: JobRecord) -> None:
         self._here: Runtime | None = runtime

@@ -21,6 +21,7 @@ from fray.api.jobs.job_spec import build_actor_spec
 from fray.api.pools.remote_pool import PoolExport, unpickle_pool
 from fray.api.pools.task_pool import PoolStats, TaskOptions, TaskPool, WorkerInfo, close_arguments, close_function
 from fray.errors import ChannelClosed, ChannelFull, DeadlineExceeded, FrayError, InvalidRequest
+from fray.missing_names import check_interface
 from fray.model.environment import EnvironmentConfig
 from fray.model.ids import JobId, check_name, mint_name
 from fray.model.messages.client import ActorEndpoint, Explain, Names
@@ -127,6 +128,7 @@ class WorkerPool(TaskPool):
             raise InvalidRequest(f"max_retries={max_retries!r} must be 0 or more")
         check_name(name_prefix, "a worker")
         super().__init__(self, TaskOptions(max_retries=max_retries))
+        check_interface(cluster, "fray", "WorkerPool")
         self._runtime: Runtime = cluster._runtime
         self.num_workers = num_workers
         self._kill_after_s = kill_after_s

@@ -14,10 +14,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fray.missing_names import V2_CLIENT_LINES, ExplainsMissing
 from fray.model.service_key import ServiceKey
+from fray.tracebacks import short_tracebacks
 from fray.v2.interface import ActorContext, HostedActor, _current_client_var
 from fray.v2.job import JobAlreadyExists
-from fray.v2.types import ActorConfig, JobRequest, ResourceConfig
+from fray.v2.types import ActorConfig, JobRequest, ResourceConfig, check_request
 
 if TYPE_CHECKING:
     from fray.blocking import Cluster
@@ -30,7 +32,8 @@ log = logging.getLogger("fray.v2")
 T = TypeVar("T")
 
 
-class FrayClient:
+@short_tracebacks
+class FrayClient(ExplainsMissing):
     """Jobs and actors on a cluster of Fray; see `fray.v2.Client`. What it makes ends with it, or with the job whose
     code made it. A pickled client becomes the client of the process where it arrives.
 
@@ -45,6 +48,8 @@ class FrayClient:
         ValueError: the spec is invalid, or ``cluster`` was given together with another option.
         ConnectionError: the controller cannot be reached, or refuses the connection.
     """
+
+    _meant = V2_CLIENT_LINES
 
     def __init__(
         self,
@@ -106,6 +111,7 @@ class FrayClient:
         from fray.v2.fray import convert
         from fray.v2.fray.jobs import FrayJobHandle, with_client
 
+        check_request(request)
         self._check_open()
         # So that code in the job finds a client of the same cluster by `current_client`.
         native = with_client(convert.job_request(request), client_of_fray_job)

@@ -14,6 +14,7 @@ from fray.blocking.bridge.portal import refuse_in_loop
 from fray.errors import ConnectionFailed, NoSuchJob, failures_in
 from fray.errors import JobFailed as NativeJobFailed
 from fray.model.requests import Entrypoint, JobRequest
+from fray.tracebacks import short_tracebacks
 from fray.v2.fray import convert
 from fray.v2.fray.current_cluster import cluster_here
 from fray.v2.interface import _current_client_var
@@ -21,6 +22,7 @@ from fray.v2.job import JobFailed
 from fray.v2.types import JobStatus
 
 
+@short_tracebacks
 class FrayJobHandle:
     """Job on a cluster of Fray; picklable. See `fray.v2.JobHandle`.
 

@@ -10,9 +10,11 @@ import uuid
 from typing import Any
 from weakref import WeakSet
 
+from fray.missing_names import V2_CLIENT_LINES, ExplainsMissing
+from fray.tracebacks import short_tracebacks
 from fray.v2.interface import HostedActor, _current_client_var
 from fray.v2.job import JobAlreadyExists, refuse_async
-from fray.v2.types import ActorConfig, Entrypoint, JobRequest, ResourceConfig, TpuConfig
+from fray.v2.types import ActorConfig, Entrypoint, JobRequest, ResourceConfig, TpuConfig, check_request
 
 try:
     import ray
@@ -48,7 +50,8 @@ if _HAVE_RAY:
     atexit.register(_at_exit)
 
 
-class RayClient:
+@short_tracebacks
+class RayClient(ExplainsMissing):
     """Jobs and actors on Ray; see `fray.v2.Client`.
 
     If Ray is initialized already, the client uses it. Everything that a client made ends with it, and with the job or
@@ -64,6 +67,8 @@ class RayClient:
         RuntimeError: Ray is not installed, or refuses the connection.
         ConnectionError: there is no Ray at ``address``.
     """
+
+    _meant = V2_CLIENT_LINES
 
     def __init__(self, address: str | None = None, *, namespace: str | None = None, **init: Any) -> None:
         if not _HAVE_RAY:
@@ -90,6 +95,7 @@ class RayClient:
                 pickled.
             RuntimeError: the client was shut down.
         """
+        check_request(request)
         # First: it raises if the client was shut down or forked.
         registry = self._registry()
         entrypoint: Entrypoint | None = request.entrypoint
