@@ -15,7 +15,7 @@ help:
 	@echo "make test-all [ARGS='--hypothesis-seed=7']                      every test: processes, Ray, random seeds (printed)"
 	@echo "make network [ARGS='-k relay']                                hosts as namespaces, cut, reset, rebooted (needs root; see tests/network)"
 	@echo "make docs                                                     the pages and a reference of everything public, in build/docs"
-	@echo "make campaign                                                 300 seeds, 1,000 deaths, 300 kills, 10 minutes of load, all tests with each Python"
+	@echo "make campaign                                                 300 seeds, 1,000 deaths, 300 kills, 10 minutes of load, 100 network faults, fuzzers, all tests with each Python"
 	@echo "make lint                                                     lint and types alone"
 	@echo "make bench                                                    calls, sync APIs, streams, arrays, tasks, actors, light actors, start-up"
 	@echo "make peers                                                    .venv-peers: Ray, xoscar and Dask, to compare with (500 MB)"
@@ -80,6 +80,8 @@ constraints:
 campaign: venv
 	@FRAY_EXTRAS=test tools/pythons --all $(PARALLEL) -m "not timed" tests
 	@$(MAKE) network
+	@$(PY) -m tests.network.campaign --cuts 100
+	@$(PY) -m tests.fuzz --seconds 300
 	@$(PY) -m tests.simulation --seeds 0-299 --jobs $(TEST_WORKERS)
 	@$(PY) -m bench.restarts --count 1000
 	@$(PY) -m bench.faults --kills 300

@@ -16,7 +16,17 @@ from fray import public_names
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent / "fray"
-BESIDE_PACKAGES = {"support", "simulation", "processes", "network", "examples", "bench", "transcripts", "type_checks"}
+BESIDE_PACKAGES = {
+    "support",
+    "simulation",
+    "processes",
+    "network",
+    "fuzz",
+    "examples",
+    "bench",
+    "transcripts",
+    "type_checks",
+}
 """Folders of tests that belong to no one package; see CONTRIBUTING.md."""
 WHOLE_PROJECT = {
     *("test_docs.py", "test_layout.py", "test_notebook.py", "test_prose.py", "test_reference.py", "test_trace.py"),

@@ -52,11 +52,12 @@ class Ledger:
             yield number
 
     async def collect(self, key: str, stream: fray.Stream) -> int:
-        """Count the items of a two-way stream, and send each back."""
+        """Count each item of a two-way stream, and send it back."""
+        before = len(self._items)
         async for item in stream:
             self._items[f"{key} {item}"] += 1
             await stream.send(item)
-        return sum(1 for name in self._items if name.startswith(f"{key} "))
+        return len(self._items) - before
 
     async def digest(self, key: str, array: bytes) -> str:
         """Count one effect, and return the digest of a large argument."""

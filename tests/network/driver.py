@@ -20,6 +20,10 @@ from attrs import define, field
 import fray
 from tests.network import actors
 
+STREAM_ITEMS = 100
+ARRAY_BYTES = 300_000
+LOAD_PAUSE_S = 0.01
+
 
 @define(eq=False)
 class Console:
@@ -31,6 +35,8 @@ class Console:
     server: fray.ActorServer
     handles: dict[str, Any] = field(factory=dict)
     jobs: dict[str, Any] = field(factory=dict)
+    stopping: bool = False
+    """Set when loads shall end."""
 
     async def create(self, name: str, kind: str = "Ledger", on: str = "", **config: Any) -> str:
         """Create an actor, on a named node if ``on`` is given, and return where it runs."""
@@ -69,6 +75,43 @@ class Console:
             made.append([began, time.monotonic() - began, error])
             await trio.sleep(pause_s)
         return made
+
+    async def load(self, name: str, prefix: str, workers: int) -> dict[str, Any]:
+        """Call, many at once, until `stop_load`; return what was answered, and how long it took."""
+        done: dict[str, Any] = {"calls": 0, "items": 0, "arrays": 0, "longest_s": 0.0, "errors": []}
+
+        async def work(worker: int) -> None:
+            number = 0
+            while not self.stopping:
+                number += 1
+                await trio.sleep(LOAD_PAUSE_S)
+                key, began = f"{prefix}-{worker}-{number}", time.monotonic()
+                try:
+                    if number % 100 == 0:
+                        if not await self.exchange(name, key, STREAM_ITEMS):
+                            done["errors"].append(f"{key}: items came back in another order")
+                        done["items"] += STREAM_ITEMS
+                    elif number % 250 == 1:
+                        if not await self.send_array(name, key, ARRAY_BYTES):
+                            done["errors"].append(f"{key}: the array was changed")
+                        done["arrays"] += 1
+                    else:
+                        await self.handles[name].add(key)
+                        done["calls"] += 1
+                except fray.FrayError as error:
+                    done["errors"].append(
+                        f"{key} after {time.monotonic() - began:.1f} s: {type(error).__name__}: {error}"
+                    )
+                done["longest_s"] = max(done["longest_s"], time.monotonic() - began)
+
+        async with trio.open_nursery() as nursery:
+            for worker in range(workers):
+                nursery.start_soon(work, worker)
+        return done
+
+    async def stop_load(self) -> None:
+        """End all loads after their calls under way."""
+        self.stopping = True
 
     async def stream(self, name: str, count: int) -> list[Any]:
         """Read a stream of numbers; return whether all came once and in order, and the items each second."""
