@@ -50,6 +50,8 @@ from corpus_text import (
 
 Worker: TypeAlias = tuple[str, int, str]
 """Name, process id, machine."""
+Shard: TypeAlias = tuple[int, list[str]]
+"""Number and files."""
 
 SHARD_BYTES = 400_000
 
@@ -62,12 +64,14 @@ def this_worker() -> Worker:
     return os.environ.get("FRAY_JOB_NAME", "worker"), os.getpid(), machine
 
 
-async def process_shard(number: int, root: str, files: Sequence[str], merger: Any) -> None:
-    """Task of a worker: read the files, send the result to the merger. A thread reads, so the loop stays free."""
+async def process_shards(batch: Sequence[Shard], root: str, merger: Any) -> None:
+    """Task of a worker: read the files of each shard, send its result to the merger while the next one is read."""
     me = this_worker()
-    await merger.begin(f"shard {number}", me)
-    tally, functions = await trio.to_thread.run_sync(read_files, root, files)
-    await merger.add(f"shard {number}", me, tally, functions)
+    async with trio.open_nursery() as sending:
+        for number, files in batch:
+            sending.start_soon(merger.begin, f"shard {number}", me)
+            tally, functions = await trio.to_thread.run_sync(read_files, root, files)
+            sending.start_soon(merger.add, f"shard {number}", me, tally, functions)
 
 
 async def process_band(number: int, low: int, high: int, merger: Any) -> None:
@@ -182,6 +186,17 @@ def shards_of(root: str, files: Iterable[str]) -> Iterator[list[str]]:
         yield shard
 
 
+def batches_of(shards: Sequence[Shard], workers: int) -> Iterator[Sequence[Shard]]:
+    """Yield batches for one task each: large ones first, as within a batch no worker waits until a result is sent;
+    single shards at the end, so that all workers end together.
+    """
+    at = 0
+    while at < len(shards):
+        size = max(1, (len(shards) - at) // (4 * workers))
+        yield shards[at : at + size]
+        at += size
+
+
 async def run(options: argparse.Namespace, screen: Screen) -> dict[str, Any]:
     """Run the whole job on a cluster; return the report."""
     clock = Stages()
@@ -202,7 +217,8 @@ async def run(options: argparse.Namespace, screen: Screen) -> dict[str, Any]:
             if options.kill_worker:
                 nursery.start_soon(killing.run, merger, len(shards), screen)
             screen.stage("tokenize", "bytes", sum((Path(root) / file).stat().st_size for file in files), len(files))
-            for future in [pool.submit(process_shard, n, root, shard, merger) for n, shard in enumerate(shards)]:
+            batches = batches_of(list(enumerate(shards)), options.workers)
+            for future in [pool.submit(process_shards, batch, root, merger) for batch in batches]:
                 await future
             screen.update(await merger.progress(), pool.size)
             clock.ended("tokenize")

@@ -287,7 +287,16 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__main__",),
     ),
     "runtime": (
-        ("background", "current_call", "deadlock", "notebook_cells", "services", "user_warning", "waits"),
+        (
+            "background",
+            "cancellation",
+            "current_call",
+            "deadlock",
+            "notebook_cells",
+            "services",
+            "user_warning",
+            "waits",
+        ),
         ("unawaited",),
         ("serialization",),
         ("calls", "controller_client", "threads"),

@@ -2,8 +2,8 @@
 
 Upwards, each may import those above it:
 
-- `serialization`, `threads`, `current_call`, `deadlock`, `background`, `waits`, `notebook_cells`: tools without a
-  cluster;
+- `serialization`, `threads`, `current_call`, `cancellation`, `deadlock`, `background`, `waits`, `notebook_cells`: tools
+  without a cluster;
 - `calls`: outgoing actor calls; `controller_client`: the connection to the controller, and `logs` read through it;
 - `runtime`: the `Runtime` value, one process's place in a cluster; `services`: what the layers above attach to it;
 - `actors`: the actors this process serves; `objects`: exported futures and stored objects;

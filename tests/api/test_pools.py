@@ -210,6 +210,29 @@ async def test_the_timeout_of_a_task_counts_from_its_start(pool: fray.WorkerPool
     assert await quick.submit(job_functions.double, 3) == 6
 
 
+async def fail_when_cancelled() -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.sleep_forever)
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise OSError("the connection is closed")
+
+
+async def test_a_task_that_raises_while_it_is_cancelled_does_not_end_its_worker(
+    pool: fray.WorkerPool, autojump_clock: Any
+) -> None:
+    with pytest.raises(fray.DeadlineExceeded):
+        await pool.options(timeout_s=1).submit(fail_when_cancelled)
+    future = pool.submit(fail_when_cancelled)
+    await trio.sleep(1)
+    future.cancel()
+    with pytest.raises(CallCancelled):
+        await future
+    assert await pool.submit(job_functions.double, 3) == 6
+    assert [len(worker.record.info.attempts) for worker in pool._workers] == [1, 1]
+
+
 # Repeating -----------------------------------------------------------------------------------------------------------
 
 

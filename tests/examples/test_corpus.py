@@ -189,11 +189,22 @@ async def distributed(root: str, files: list[str], order: Iterable[int], merger:
     shards = [files[n : n + 3] for n in range(0, len(files), 3)]
     for n in order:
         if n < len(shards):
-            await corpus.process_shard(n, root, shards[n], merger)
+            await corpus.process_shards([(n, shards[n])], root, merger)
     bands = await merger.plan()
     for n in [0, *reversed(range(len(bands)))]:
         await corpus.process_band(n, *bands[n], merger)
     return (await merger.result())[0]
+
+
+@pytest.mark.parametrize(
+    ("shards", "workers", "sizes"),
+    [(0, 2, []), (1, 1, [1]), (20, 1, [5, 3, 3, 2, 1, 1, 1, 1, 1, 1, 1]), (20, 8, [1] * 20)],
+)
+def test_batches_shrink_towards_the_end(shards: int, workers: int, sizes: list[int]) -> None:
+    numbered = [(number, [f"{number}.py"]) for number in range(shards)]
+    batches = list(corpus.batches_of(numbered, workers))
+    assert [len(batch) for batch in batches] == sizes
+    assert [shard for batch in batches for shard in batch] == numbered
 
 
 async def test_order_and_repetition_of_shards_change_nothing(sources: tuple[str, list[str]]) -> None:

@@ -22,6 +22,7 @@ from fray.runtime.actors.incoming_call import IncomingCall, OutputStream
 from fray.runtime.actors.methods import NO_GROUP, Style
 from fray.runtime.actors.served_actor import ServedActor
 from fray.runtime.calls.dedup import CANCELLED_ANSWER
+from fray.runtime.cancellation import split_cancelled
 
 # Enough to run a burst without starting tasks; after a peak of thousands the rest ends.
 IDLE_WORKERS_LIMIT = 64
@@ -246,13 +247,14 @@ class AsyncActor(ServedActor):
             # Not by its caller, so by the deadline of the scope.
             if scope.cancelled_caught and not call.cancelled:
                 answer = call.error_answer(call.deadline_error())
-        # From outside of the call's own scope: the host shuts down. The caller is answered before the task ends.
-        except trio.Cancelled:
-            answer = call.error_answer(self._shut_down_error(call))
-            raise
         except BaseException as error:
-            answer = call.error_answer(error)
-            if _must_propagate(error):
+            cancelled, rest = split_cancelled(error)
+            # Cancelled from outside of the call's own scope: the host shuts down. The caller is answered before the
+            # task ends.
+            answer = call.error_answer(rest or self._shut_down_error(call))
+            if cancelled is not None:
+                raise cancelled from None
+            if _is_from_signal(error):
                 raise
         finally:
             # Before the answer, which may run code that submits the next call.
@@ -301,13 +303,6 @@ async def _send_items(stream: OutputStream, source: Any) -> Any:
                     return end.value
                 await stream.put(item)
     return None
-
-
-def _must_propagate(error: BaseException) -> bool:
-    """Return whether the error concerns Trio, too: a cancellation from outside, or Ctrl-C."""
-    if isinstance(error, BaseExceptionGroup):
-        return error.subgroup(trio.Cancelled) is not None
-    return _is_from_signal(error)
 
 
 def _is_from_signal(error: BaseException) -> bool:

@@ -37,6 +37,7 @@ from fray.runtime.actors.methods import has_async_methods
 from fray.runtime.actors.server import host_of
 from fray.runtime.actors.shutdown import serve_until_shutdown
 from fray.runtime.background import open_background_nursery
+from fray.runtime.cancellation import split_cancelled
 from fray.runtime.open import RuntimeConfig, open_runtime
 from fray.runtime.process import current_job
 from fray.runtime.process.progress import IN_PROCESS_REPORTER, InProcessReporter, reporter_of
@@ -215,16 +216,10 @@ async def run_callable(attempt_spec: AttemptSpec, work: Work, stage: SyncRunner)
             return succeeded(await fn(*args, **kwargs), what)
         return succeeded(await stage.run_sync(lambda: fn(*args, **kwargs)), what)
     except BaseException as error:  # any error of user code is its outcome
-        if carries_cancellation(error):
+        _, rest = split_cancelled(error)
+        if rest is None:
             raise
-        return failed(error)
-
-
-def carries_cancellation(error: BaseException) -> bool:
-    """Return whether ``error`` is or contains Trio's Cancelled, and must be raised further."""
-    if isinstance(error, BaseExceptionGroup):
-        return error.subgroup(trio.Cancelled) is not None
-    return isinstance(error, trio.Cancelled)
+        return failed(rest)
 
 
 def is_async(fn: Any) -> bool:
@@ -265,9 +260,10 @@ async def run_actor(attempt_spec: AttemptSpec, work: Work, runtime: Runtime, sta
                 if split_attempt(attempt_spec.attempt_id)[1] > 0:
                     await checkpoints.restore()
         except BaseException as error:  # the constructor's error is the actor's outcome
-            if carries_cancellation(error):
+            _, rest = split_cancelled(error)
+            if rest is None:
                 raise
-            return failed(error, constructing=constructing)
+            return failed(rest, constructing=constructing)
         # More threads only now, with the context variables that the constructor has set in the first one.
         if isinstance(thread, ThreadExecutor) and life.context is not None:
             life.context.run(thread.ensure_threads, config.max_concurrency or 1)

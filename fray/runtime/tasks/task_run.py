@@ -15,8 +15,8 @@ from attrs import define
 
 from fray.errors import DeadlineExceeded
 from fray.model.messages.large_values import check_size
+from fray.runtime.cancellation import split_cancelled
 from fray.runtime.current_call import current_actor_var
-from fray.runtime.process.attempt import carries_cancellation
 from fray.runtime.serialization import errors, pickling
 
 VALUE, ERROR, CANCELLED, BLOCKED = range(4)
@@ -214,9 +214,12 @@ class TaskRun:
             fn, args, kwargs = await self._worker.run_on_thread(self._unpickle)
             self._set_result(await fn(*args, **kwargs))
         # KeyboardInterrupt and Cancelled end the loop or its scope, not only this task.
-        except (Exception, SystemExit, BaseExceptionGroup) as error:
-            if carries_cancellation(error):
-                raise
+        except (Exception, SystemExit, BaseExceptionGroup) as error:  # noqa: BLE001 - any error of the user's code is its outcome
+            cancelled, _ = split_cancelled(error)
+            if cancelled is not None:
+                # What else it raised meanwhile is not its outcome: it timed out or was cancelled, or another worker
+                # repeats it.
+                raise cancelled from None
             self._set_error(error)
         finally:
             self.seconds = self._worker.clock() - began
