@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import threading
+import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -399,47 +400,6 @@ async def test_the_error_of_an_invalid_address_shows_valid_ones(address: str) ->
         await WebSocketNetwork().dial(address, CREDENTIAL, timeout_s=1)
 
 
-# Unix sockets --------------------------------------------------------------------------------------------------------
-
-
-async def test_a_stale_socket_file_is_replaced_and_a_living_one_is_not(tmp_path: Path) -> None:
-    address = sockets.parse(f"unix:{tmp_path}/socket")
-    with sockets.listening(address):
-        with pytest.raises(InvalidRequest, match="cannot listen"), sockets.listening(address):
-            pass
-        assert (tmp_path / "socket").stat().st_mode & 0o777 == 0o600
-    assert not (tmp_path / "socket").exists()
-    stale = sockets._bind(address)
-    stale.close()
-    with pytest.raises(Refused):
-        await WebSocketNetwork().dial(address.text, CREDENTIAL, timeout_s=1)
-    with sockets.listening(address):
-        pass
-
-
-async def test_a_path_too_long_for_the_kernel_can_be_used(tmp_path: Path) -> None:
-    deep = tmp_path / ("d" * 120)
-    deep.mkdir()
-    address = sockets.parse(f"unix:{deep}/socket")
-    with pytest.raises(Refused):
-        await sockets.connect(address)
-    with sockets.listening(address) as (listener, bound):
-        assert bound == address.text
-        client, _ = await sockets.connect(address)
-        server, _ = await sockets.accept(listener)
-        client.send(b"x")
-        assert server.recv(1) == b"x"
-        client.close()
-        server.close()
-    assert not (deep / "socket").exists()
-
-
-def test_a_file_name_that_is_too_long_is_an_error() -> None:
-    sockets.parse("unix:/" + "x" * 80)
-    with pytest.raises(InvalidRequest, match="at most 80 bytes"):
-        sockets.parse("unix:/" + "x" * 81)
-
-
 # Broken rules after the handshake ------------------------------------------------------------------------------------
 
 MASK = b"\x01\x02\x03\x04"
@@ -512,6 +472,49 @@ def test_a_message_may_be_cut_into_more_frames_than_a_stack_is_deep() -> None:
 
     stream = frame(2, b"a") + frame(0, b"") * 10_000 + frame(0x80, b"z")
     assert read_in_pieces(stream, len(stream)) == [b"az"]
+
+
+def test_empty_frames_of_a_message_take_no_memory() -> None:
+    reader = Reader(masked=True, limit_bytes=TRANSPORT_LIMIT_BYTES)
+    reader.feed(client_frame(2, b"a"))
+    assert reader.next() is None
+    many = client_frame(0, b"") * 10_000
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(20):
+            reader.feed(many)
+            assert reader.next() is None
+        assert tracemalloc.get_traced_memory()[0] - before < 100_000
+    finally:
+        tracemalloc.stop()
+    reader.feed(client_frame(0x80, b"z"))
+    assert reader.next() == b"az"
+
+
+def test_a_message_in_frames_has_the_same_limit() -> None:
+    for more, fits in ((b"", True), (b"!", False)):
+        reader = Reader(masked=True, limit_bytes=20)
+        reader.feed(client_frame(2, b"x" * 10) + client_frame(0, b"") + client_frame(0x80, b"y" * 10 + more))
+        if fits:
+            assert reader.next() == b"x" * 10 + b"y" * 10
+        else:
+            with pytest.raises(MessageTooLarge):
+                reader.next()
+
+
+async def test_a_thousand_empty_frames_arrive_as_one_message() -> None:
+    received: list[bytes] = []
+
+    async def handler(transport: Transport) -> None:
+        received.append(bytes(await transport.receive()))
+
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(WebSocketNetwork().listen, "tcp:127.0.0.1:0", accept_all, handler)
+        frames = client_frame(2, b"") + client_frame(0, b"") * 1_000 + client_frame(0x80, b"end")
+        assert (await say(int(address.rsplit(":", 1)[1]), UPGRADE + b"\r\n" + frames)).startswith(b"HTTP/1.1 101 ")
+        nursery.cancel_scope.cancel()
+    assert received == [b"end"]
 
 
 def read_in_pieces(stream: bytes, step: int) -> list[object]:

@@ -12,6 +12,7 @@ import ipaddress
 import os
 import socket
 import stat
+import tempfile
 from collections.abc import Iterator
 
 import trio
@@ -26,6 +27,8 @@ from fray.net.tls.identity import PINS_LIMIT, check_fingerprint
 BACKLOG = 1024
 ACCEPT_PAUSE_S = 0.1
 """Pause of a listener that has run out of file descriptors."""
+PUBLISH_TRIES = 10
+"""Files of dead listeners that are removed for one `listening`; others may leave new ones meanwhile."""
 UNIX_PATH_LIMIT_BYTES = 107
 """Limit of the kernel; longer paths are reached through a descriptor of their directory."""
 UNIX_NAME_LIMIT_BYTES = 80
@@ -282,37 +285,69 @@ def _bind(address: Address) -> socket.socket:
     try:
         sock.setblocking(False)
         if address.path:
-            with reachable(address.path) as path:
-                _clear_stale(path)
-                sock.bind(path)
-            # Between `bind` and `listen`: until the latter, connections are refused, so the wider mode was never of
-            # use.
-            os.chmod(address.path, 0o600)
+            _bind_file(sock, address.path)
         else:
             # A restarted listener gets its port back while old connections are in TIME_WAIT; two listeners cannot share
             # one (Linux).
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((address.host, address.port))
-        sock.listen(BACKLOG)
+            sock.listen(BACKLOG)
     except BaseException:
         sock.close()
         raise
     return sock
 
 
-def _clear_stale(path: str) -> None:
-    """Remove the socket file of a dead listener; that of a living one makes `bind` fail."""
+def _bind_file(sock: socket.socket, path: str) -> None:
+    """Bind a Unix socket, and put its file in its place when it has its mode and accepts connections.
+
+    So no other account can connect before the mode is right, and another listener never takes the file for that of a
+    dead one because nothing is accepting yet.
+    """
+    # In a directory of its own, since the mode of a new socket depends on the umask, which all threads share.
+    private = tempfile.mkdtemp(prefix=".fray-", dir=os.path.dirname(path))
+    hidden, aside = os.path.join(private, os.path.basename(path)), os.path.join(private, "aside")
     try:
-        if not stat.S_ISSOCK(os.stat(path).st_mode):
-            return
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.setblocking(False)
-            # The kernel refuses connections to a file whose listener has gone. A living one accepts, and its file
-            # stays.
-            if probe.connect_ex(path) == errno.ECONNREFUSED:
-                os.unlink(path)
-    except FileNotFoundError:
-        return
+        with reachable(hidden) as short:
+            sock.bind(short)
+        os.chmod(hidden, 0o600)
+        sock.listen(BACKLOG)
+        for _ in range(PUBLISH_TRIES):
+            try:
+                # A link and not a rename: it fails if another listener was faster.
+                os.link(hidden, path)
+                return
+            except FileExistsError:
+                _take_stale(path, aside)
+        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+    finally:
+        for file in (hidden, aside):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(file)
+        os.rmdir(private)
+
+
+def _take_stale(path: str, aside: str) -> None:
+    """Remove the socket file of a dead listener, by way of ``aside``.
+
+    Raises:
+        OSError: something else is there, a living listener mostly.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.lstat(path).st_mode) and _is_dead(path):
+            os.rename(path, aside)
+            if _is_dead(aside):
+                return
+            # Another listener has put its own there since it was looked at.
+            os.link(aside, path)
+        raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
+def _is_dead(path: str) -> bool:
+    """Return whether the listener of a socket file has gone: the kernel refuses connections to it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        return _start_connect(probe, path)[0] == errno.ECONNREFUSED
 
 
 def _file_id(path: str) -> tuple[int, int] | None:

@@ -98,9 +98,8 @@ class Reader:
         self._limit_bytes = limit_bytes
         self._data = data
         self._at = 0
-        self._frames: list[bytes | bytearray] | None = None
-        """Frames of an incomplete message; None between messages."""
-        self._frames_bytes = 0
+        self._gathered: bytearray | None = None
+        """Beginning of an incomplete message; None between messages."""
         self.place: Place | None = None
         self.place_bytes = 0
         """Number of bytes that `place` needs."""
@@ -161,7 +160,7 @@ class Reader:
             if second & MASKED:
                 body += 4
             # One test for the usual frame, a whole binary message; all others are checked in detail.
-            if first != FIN | BINARY or self._frames is not None or (second >= MASKED) is not self._masked:
+            if first != FIN | BINARY or self._gathered is not None or (second >= MASKED) is not self._masked:
                 self._check(first, second, size)
             # By the announced size, before memory is allocated for it.
             if size > self._limit_bytes:
@@ -189,7 +188,7 @@ class Reader:
             return
         self._start = None
         key = self._data[body - 4 : body] if self._masked else NO_KEY
-        if self.place is not None and first == FIN | BINARY and self._frames is None:
+        if self.place is not None and first == FIN | BINARY and self._gathered is None:
             if have - body < self.place_bytes:
                 return
             # A masked payload would have to be copied anyway.
@@ -221,24 +220,23 @@ class Reader:
         first, key = self._direct_head
         if key != NO_KEY:
             payload = unmask(payload, key)
-        return payload if first == FIN | BINARY and self._frames is None else self._assemble(first, payload)
+        return payload if first == FIN | BINARY and self._gathered is None else self._assemble(first, payload)
 
     def _assemble(self, first: int, payload: bytes | bytearray) -> bytes | bytearray | Control | None:
         opcode = first & 15
         # Control frames may stand between the frames of a message (section 5.4).
         if opcode >= CLOSE:
             return Control(opcode, bytes(payload))
-        if self._frames is None:
-            self._frames, self._frames_bytes = [], 0
-        self._frames.append(payload)
-        self._frames_bytes += len(payload)
+        if self._gathered is None:
+            self._gathered = bytearray()
         # The limit holds for the message, not for its frames.
-        if self._frames_bytes > self._limit_bytes:
-            raise self._too_large(self._frames_bytes)
+        if len(self._gathered) + len(payload) > self._limit_bytes:
+            raise self._too_large(len(self._gathered) + len(payload))
+        # Not a list of frames: any number of them may be empty.
+        self._gathered += payload
         if not first & FIN:
             return UNFINISHED
-        message = b"".join(self._frames)
-        self._frames = None
+        message, self._gathered = self._gathered, None
         return message
 
     def _check(self, first: int, second: int, size: int) -> None:
@@ -253,7 +251,7 @@ class Reader:
                 raise protocol_violation("a control frame is malformed")
         elif opcode == TEXT:
             raise protocol_violation("a text message was received; only binary ones are supported", NOT_BINARY)
-        elif opcode not in (CONTINUATION, BINARY) or (opcode == CONTINUATION) is (self._frames is None):
+        elif opcode not in (CONTINUATION, BINARY) or (opcode == CONTINUATION) is (self._gathered is None):
             raise protocol_violation("a frame is out of order")
 
     def _too_large(self, size: int) -> MessageTooLarge:
