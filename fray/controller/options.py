@@ -146,7 +146,7 @@ def _add_times(parser: argparse.ArgumentParser) -> None:
         default=rules.lease_s,
         metavar="S",
         help="seconds of silence after which all other attempts of a node are restarted elsewhere; nodes need the same "
-        "--lease-s, or a shorter one (default: %(default)g)",
+        f"--lease-s, or a shorter one; at least {LEASE_LEAST_S:g} (default: %(default)g)",
     )
     parser.add_argument(
         "--driver-grace-s",

@@ -921,10 +921,13 @@ async def test_addresses_are_tried_in_order_and_one_listener_suffices(autojump_c
 
 
 def test_a_round_of_dials_ends_only_by_proof() -> None:
-    refused, silent = Failure(Refused("r"), False), Failure(Unreachable("u"), False)
+    refused, silent = Failure(Refused("r"), False, proves_end=True), Failure(Unreachable("u"), False)
+    rejected, ended = Failure(Refused("r"), False), Failure(Refused("r"), False, by_controller=True)
     denied = Failure(Unauthorized("a"), True)
     assert decide_outcome([refused, refused], True).final
     assert not decide_outcome([refused, refused], False).final
+    assert not decide_outcome([refused, rejected], True).final, "by a firewall, perhaps"
+    assert decide_outcome([rejected, ended], True).final, "says the controller"
     assert not decide_outcome([refused, silent], True).final
     assert isinstance(decide_outcome([silent, refused], True).error, Unreachable)
     assert decide_outcome([silent, denied, refused], False) is denied

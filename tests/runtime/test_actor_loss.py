@@ -20,7 +20,7 @@ from fray.errors import (
     Unauthorized,
 )
 from fray.model.messages.client import ActorEndpoint
-from fray.model.specs import EndReason
+from fray.model.specs import EndReason, Outcome
 from fray.net.codec import Kind
 from fray.net.transports.memory import MessageFault
 from fray.runtime.actors.server import ActorHostServer
@@ -278,6 +278,82 @@ async def test_a_silent_machine_that_is_declared_lost_ends_calls_as_lost(autojum
         stage.directory.say(KEY)
         with pytest.raises(MachineLost):
             await call
+
+
+async def test_a_firewall_that_resets_ends_no_call(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        instance = Counter()
+        way, _ = await keyed(stage, instance)
+        call = way.start("wait_for_gate")
+        assert await way.call("add") == 1
+        stage.network.reject("driver", "h1")
+        later = way.start("add")
+        await trio.sleep(3)
+        assert not call.done()
+        stage.network.accept("driver", "h1")
+        assert await later == 2
+        instance.gate.set()
+        assert await call == "open"
+        assert instance.log == ["waiting"]
+
+
+async def test_an_incarnation_that_the_directory_still_names_is_dialed_again(autojump_clock: Any) -> None:
+    """Take a living host for dead, like a caller on its machine whose socket was away for a moment."""
+    async with open_stage() as stage:
+        way, _ = await keyed(stage, Counter())
+        assert await way.call("add") == 1
+        address = stage.hosts["h1"].addresses[0]
+        listener = stage.network._listeners.pop(address)
+        stage.network.drop("driver")
+        with trio.fail_after(1):
+            await way.route.binding.connection.closed.wait()
+        later = way.start("add")
+        stage.network._listeners[address] = listener
+        with trio.fail_after(10):
+            assert await later == 2
+
+
+async def test_calls_of_a_suspect_machine_that_answers_its_caller_are_not_failed(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        instance = Counter()
+        way, endpoint = await keyed(stage, instance)
+        call = way.start("wait_for_gate")
+        assert await way.call("add") == 1
+        lost = Outcome(cause=EndReason.MACHINE_LOST, message="node-3 has been silent for 30 s")
+        stage.directory.say(KEY, ended=lost, may_return=True)
+        stage.network.drop("driver")
+        with pytest.raises(MachineLost):
+            await way.call("add")
+        await trio.sleep(20)
+        stage.directory.say(KEY, endpoint)
+        instance.gate.set()
+        assert await call == "open"
+        assert await way.call("add") == 2
+
+
+async def test_calls_of_a_suspect_machine_that_is_silent_end_within_seconds(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        way, _ = await keyed(stage, Counter())
+        call = way.start("wait_for_gate")
+        assert await way.call("add") == 1
+        stage.network.freeze("h1")
+        lost = Outcome(cause=EndReason.MACHINE_LOST, message="node-3 has been silent for 30 s")
+        stage.directory.say(KEY, ended=lost, may_return=True)
+        with trio.fail_after(10), pytest.raises(MachineLost, match="node-3"):
+            await call
+
+
+async def test_calls_made_before_a_machine_fell_silent_are_answered_elsewhere(autojump_clock: Any) -> None:
+    """Repeat them at the next incarnation, which an actor with ``may_overlap`` has soon."""
+    async with open_stage() as stage:
+        way, _ = await keyed(stage, Counter())
+        call = way.start("add_async", idempotent=True)
+        stage.network.freeze("h1")
+        stage.directory.say(KEY)
+        await trio.sleep(1)
+        await keyed(stage, Counter(), "h2")
+        with trio.fail_after(10):
+            assert await call == 1
 
 
 async def test_an_unregistered_actor_still_answers_calls_it_has_begun(autojump_clock: Any) -> None:

@@ -36,9 +36,14 @@ class FakeDirectory:
         return lambda: self.listeners[key].remove(on_names)
 
     def say(
-        self, key: str, *endpoints: ActorEndpoint, ended: Outcome | None = None, error: bytes | None = None
+        self,
+        key: str,
+        *endpoints: ActorEndpoint,
+        ended: Outcome | None = None,
+        error: bytes | None = None,
+        may_return: bool = False,
     ) -> None:
-        names = Names(key=key, endpoints=endpoints, ended=ended)
+        names = Names(key=key, endpoints=endpoints, ended=ended, may_return=may_return)
         self.known[key] = (names, [error] if error is not None else [])
         for listener in list(self.listeners.get(key, [])):
             listener(*self.known[key])

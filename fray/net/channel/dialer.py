@@ -56,7 +56,8 @@ class RedialPolicy:
     """
 
     refused_is_final: bool
-    """Connections refused at all addresses prove the peer's death (a listener lives exactly as long as its process)."""
+    """Connections refused at all addresses prove the peer's death (a listener lives exactly as long as its process),
+    if they are of this machine, or the controller is among those that refuse."""
     give_up_s: float | None
     """Seconds without a connection after which the channel ends; None: never."""
     excludes_suspension: bool = True
@@ -84,6 +85,10 @@ class Failure:
 
     error: FrayError
     final: bool
+    proves_end: bool = False
+    """It is a refusal on the peer's own machine, where no firewall answers in its place."""
+    by_controller: bool = False
+    """It is the controller's answer, at a relayed address."""
 
 
 def decide_outcome(failures: Sequence[Failure], refused_ends: bool) -> Failure:
@@ -94,7 +99,9 @@ def decide_outcome(failures: Sequence[Failure], refused_ends: bool) -> Failure:
         if failure.final:
             return failure
     if refused_ends and failures and all(isinstance(failure.error, Refused) for failure in failures):
-        return Failure(failures[-1].error, True)
+        # Between machines a firewall may refuse for a living process, so its own address proves nothing.
+        final = all(failure.proves_end for failure in failures) or any(failure.by_controller for failure in failures)
+        return Failure(failures[-1].error, final)
     # A refusal at one of several addresses explains less than, say, a time-out at another.
     others = [failure for failure in failures if not isinstance(failure.error, Refused)]
     return (others or list(failures))[-1]
@@ -439,10 +446,11 @@ class _Dialer:
         # Where there is a relay, a direct address may never have led to the listener: behind NAT, 10.0.0.5 is another
         # machine, and proxies answer for addresses without any. So until the listener has answered there, no answer
         # from there proves anything.
+        proves_end = isinstance(error, Refused) and error.details.get("proves_end") is True
         if not self.by_relay or is_relayed(address) or not self.policy.refused_is_final:
-            return Failure(error, is_final(error))
+            return Failure(error, is_final(error), proves_end, by_controller=is_relayed(address))
         if address in self.answered:
-            return Failure(error, is_final(error) or isinstance(error, Refused))
+            return Failure(error, is_final(error) or proves_end, proves_end)
         if not is_final(error):
             return Failure(error, False)
         different = Refused(f"a different server is listening on {address}: {error}", address=address)

@@ -261,6 +261,7 @@ class MemoryNetwork:
         self._delays: dict[tuple[str, str], tuple[float, float]] = {}
         self._cut: set[tuple[str, str]] = set()
         self._frozen: set[str] = set()
+        self._rejected: set[tuple[str, str]] = set()
         self._changed = trio.lowlevel.ParkingLot()
         self._connections = 0
 
@@ -321,6 +322,15 @@ class MemoryNetwork:
         # Waiting tasks have no deadline while messages are held, so they have to look again.
         self._wake()
 
+    def reject(self, a: str, b: str) -> None:
+        """Answer everything between two hosts with resets, like a firewall, until `accept`."""
+        self._rejected.update({(a, b), (b, a)})
+        self.drop(a, b)
+
+    def accept(self, a: str, b: str) -> None:
+        """End a `reject`."""
+        self._rejected.difference_update({(a, b), (b, a)})
+
     def freeze(self, host: str) -> None:
         """Stop a host like SIGSTOP: it sends and receives nothing until `thaw`; dials to it are not answered."""
         # Tasks of the host continue to run: only its network stops, which is all that its peers can see.
@@ -354,13 +364,15 @@ class MemoryNetwork:
     async def connect(self, source: str, address: str, credential: Credential | None) -> MemoryTransport:
         """Dial from ``source``, without a time-out."""
         host = host_of(address)
+        if (source, host) in self._rejected:
+            raise Refused(f"connection refused: nothing is listening on {address}", address=address)
         # Request and answer, so that both directions of a partition and of a delay take part in dialing.
         await self._wait_handshake_message(source, host)
         listener = self._listeners.get(address)
         await self._wait_handshake_message(host, source)
         # Compared again: the host may have crashed, or been replaced by another process, during the handshake.
         if listener is None or self._listeners.get(address) is not listener:
-            raise Refused(f"connection refused: nothing is listening on {address}", address=address)
+            raise Refused(f"connection refused: nothing is listening on {address}", address=address, proves_end=True)
         key_id, key = (credential.key_id, credential.key) if credential else ("", "")
         challenge = listener.authenticator.challenge({address})
         proof = auth.DialerProof(key_id, key, (address,))

@@ -141,8 +141,8 @@ async def connect(address: Address) -> tuple[socket.socket, str]:
         Refused: nothing is listening there (at every address of the host).
         Unreachable: no route to it.
     """
-    errors = []
-    for family, target in await _targets(address):
+    errors, targets = [], await _targets(address)
+    for family, target in targets:
         try:
             return await (_connect_one if family == socket.AF_UNIX else _connect_again)(family, target)
         except OSError as error:
@@ -150,7 +150,12 @@ async def connect(address: Address) -> tuple[socket.socket, str]:
     # Refused counts as the death of the peer, so every address of the host has to say it. A missing socket file does,
     # too.
     if errors and all(error.errno in _GONE for error in errors):
-        raise Refused(f"connection refused: nothing is listening on {address.text}", address=address.text)
+        raise Refused(
+            f"connection refused: nothing is listening on {address.text}",
+            address=address.text,
+            # At an address of another machine, a firewall may have answered.
+            proves_end=bool(address.path) or all(_is_loopback(str(target[0])) for _, target in targets),
+        )
     why = errors[-1].strerror or str(errors[-1]) if errors else "the name has no address"
     raise Unreachable(f"{address.text} cannot be reached: {why}", address=address.text)
 
@@ -238,6 +243,10 @@ def is_near(sock: socket.socket) -> bool:
         host = str(sock.getpeername()[0])
     except OSError:
         return False
+    return _is_loopback(host)
+
+
+def _is_loopback(host: str) -> bool:
     return host == "::1" or host.startswith(("127.", "::ffff:127."))
 
 

@@ -68,11 +68,16 @@ class HostLoss:
         error.__cause__ = self.cause
         return error
 
-    def delivered(self, label: str, method: str) -> ActorDied:
-        """Return the error of a call that may have taken effect."""
+    def delivered(self, label: str, method: str, repeated: bool = False) -> ActorDied:
+        """Return the error of a call that may have taken effect. ``repeated``: its caller allows that already."""
+        advice = (
+            "it may be repeated, but there is no next incarnation of the actor to repeat it"
+            if repeated
+            else "pass idempotent=True if it may be repeated"
+        )
         text = (
             f"actor {label} was lost while {method}() was under way: {self.text}. "
-            f"The call may or may not have taken effect; pass idempotent=True if it may be repeated"
+            f"The call may or may not have taken effect; {advice}"
         )
         # Of a silent machine even the death is not known; MachineLost says so, and the actor may come back.
         error = (MachineLost if self.is_machine_lost else OutcomeUnknown)(text, actor=label, method=method)

@@ -9,7 +9,6 @@ the directory names another incarnation, the host says that it has no such actor
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -42,6 +41,8 @@ REASON_WAIT_S = 1.0
 LOST_LIMIT = 100
 """Lost incarnations of one actor that are remembered: the directory may still name a recent one, never an old one."""
 # Answers that the dead process had sent may still lie in the socket; they are better than OutcomeUnknown.
+DIAL_AGAIN_S = 5.0
+"""Seconds after which an incarnation counts as lost no longer, if the directory still names it."""
 PROOF_WAIT_S = 2.0
 """Seconds that calls wait for the channel itself to notice what the directory has reported."""
 
@@ -107,6 +108,8 @@ class Route:
         self._owner = owner
         self._waiting: deque[CallFuture] = deque()
         self._waiting_bytes = 0
+        self._named: Sequence[ActorEndpoint] = ()
+        """Endpoints of the last report of the directory."""
         self._lost_incarnations: dict[tuple[str, int], None] = {}
         """The last `LOST_LIMIT` incarnations that are proven dead, or denied the actor, in order."""
         self._unwatch: Callable[[], None] | None = None
@@ -370,10 +373,11 @@ class Route:
 
     def _on_ended(self, outcome: Outcome, blobs: Sequence[Bytes], may_return: bool) -> None:
         """End for good; or (``may_return``) fail calls until the directory names an incarnation again."""
-        self.endpoint, self.may_return = None, may_return
+        self.endpoint, self.may_return, self._named = None, may_return, ()
         self.loss = loss_of_outcome(outcome, blobs)
         # Answers first, then the directory's verdict: the report may overtake what the process sent before its end.
-        self._release_binding(self.loss, PROOF_WAIT_S)
+        # A machine that is silent for the controller may answer its callers.
+        self._release_binding(self.loss, None if may_return else PROOF_WAIT_S)
         self._send_waiting()
         if not may_return:
             self.close()
@@ -384,8 +388,8 @@ class Route:
             endpoints = [evolve(endpoint, number=self.number) for endpoint in endpoints]
         # The directory may still name an incarnation whose death this process has proof of. To dial it again would only
         # delay the calls.
-        living = [endpoint for endpoint in endpoints if self._is_new(endpoint)]
-        self.endpoint = living[-1] if living else None
+        self._named = endpoints
+        self.endpoint = self._living_endpoint()
         if self.endpoint is None:
             # Not proof of a death: a process that unregistered may still be finishing calls.
             self._release_binding(HostLoss(text="it is not registered any more"), None)
@@ -393,6 +397,10 @@ class Route:
         elif self.binding is None or not self.binding.connection.serves(self.endpoint, self.binding.target):
             self._release_binding(HostLoss(text="its process was replaced by another"), PROOF_WAIT_S)
             self._bind(self.endpoint)
+
+    def _living_endpoint(self) -> ActorEndpoint | None:
+        living = [endpoint for endpoint in self._named if self._is_new(endpoint)]
+        return living[-1] if living else None
 
     def _is_new(self, endpoint: ActorEndpoint) -> bool:
         return (endpoint.incarnation, endpoint.number) not in self._lost_incarnations
@@ -462,6 +470,19 @@ class Route:
         # Oldest first. Incarnations of an actor that restarts for ever must not accumulate.
         while len(self._lost_incarnations) > LOST_LIMIT:
             del self._lost_incarnations[next(iter(self._lost_incarnations))]
+        if self.key is not None:
+            self._owner.spawn(self._dial_again, (binding.connection.incarnation, binding.target))
+
+    async def _dial_again(self, lost: tuple[str, int]) -> None:
+        """Dial a lost incarnation again if calls wait and the directory still names it."""
+        # What was taken for proof may have come from something between here and there. The directory knows better, and
+        # without this, calls would wait for ever for another incarnation.
+        await trio.sleep(DIAL_AGAIN_S)
+        self._lost_incarnations.pop(lost, None)
+        if self.loss is None and self.binding is None:
+            self.endpoint = self._living_endpoint()
+            if self.endpoint is not None and self._waiting:
+                self._bind(self.endpoint)
 
     async def _settle_lost_calls(
         self, binding: RouteBinding, loss: HostLoss, until: trio.Event, within_s: float | None
@@ -471,10 +492,11 @@ class Route:
         try:
             # Without open calls there is nothing to decide, and the binding can be released now.
             if connection.has_calls(binding):
-                with trio.move_on_after(math.inf if within_s is None else within_s):
-                    await until.wait()
                 if within_s is None:
-                    loss = await self._loss_of_unregistered(connection, loss)
+                    loss = await self._wait_lost(connection)
+                else:
+                    with trio.move_on_after(within_s):
+                        await until.wait()
         except trio.Cancelled:  # the caller is closing, and has dropped the connection that holds these calls
             self._fail_calls(binding, self.loss or loss)
             raise
@@ -484,16 +506,21 @@ class Route:
     def _fail_calls(self, binding: RouteBinding, loss: HostLoss) -> None:
         queued, opened = binding.connection.table.take(lambda call: call.binding is binding)
         for call in opened:
-            call.fail(loss.delivered(self.label, call.method))
+            call.fail(loss.delivered(self.label, call.method, call.repeats > 0))
         for call in queued:
             call.fail(loss.undelivered(self.label))
 
-    async def _loss_of_unregistered(self, connection: HostConnection, loss: HostLoss) -> HostLoss:
-        """Return the loss once the connection is down too: the process has ended, or its machine is out of reach."""
-        # An unregistered process that has ended refuses the redial soon. Silence means that the machine is out of
-        # reach.
-        with trio.move_on_after(PROOF_WAIT_S):
-            await connection.closed.wait()
+    async def _wait_lost(self, connection: HostConnection) -> HostLoss:
+        """Wait until the connection is down, too, and return why: the process has ended, or its machine is out of
+        reach."""
+        while True:
+            await connection.disconnected.wait()
+            # An unregistered process that has ended refuses the redial soon. Silence means that the machine is out of
+            # reach, unless it answers again.
+            with trio.move_on_after(PROOF_WAIT_S):
+                await connection.closed.wait()
+            if connection.disconnected.is_set():
+                break
         if connection.ended is None:
             return HostLoss(
                 text="its machine does not answer and was declared lost by the cluster", is_machine_lost=True
@@ -532,7 +559,7 @@ class Route:
             self._fail_undelivered(call, loss.undelivered(self.label))
         # One that may have had an effect moves to another member only if its caller allowed repetition.
         elif call.repeats == 0 or not self._use_fallback(call):
-            call.fail(loss.delivered(self.label, call.method))
+            call.fail(loss.delivered(self.label, call.method, call.repeats > 0))
         return False
 
     def _mark_lost(self, loss: HostLoss) -> None:
