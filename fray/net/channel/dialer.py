@@ -86,9 +86,9 @@ class Failure:
     error: FrayError
     final: bool
     proves_end: bool = False
-    """It is a refusal on the peer's own machine, where no firewall answers in its place."""
+    """True for a refusal on the peer's own machine, where no firewall answers in its place."""
     by_controller: bool = False
-    """It is the controller's answer, at a relayed address."""
+    """True for an answer of the controller, at a relayed address."""
 
 
 def decide_outcome(failures: Sequence[Failure], refused_ends: bool) -> Failure:
