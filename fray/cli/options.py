@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+from pathlib import Path
 
 from fray.cli.parsing import Parser, Verbs, one_job, verb
 from fray.cli.run_options import add_run, add_what_if
@@ -45,7 +47,7 @@ def parser_of() -> Parser:
     )
     about_shares = (_queue, _usage)
     about_machines = (_nodes, _node, _machine_groups, _scale, _cordon, _uncordon, _drain, _reservations, _reservation)
-    for add in (*about_jobs, *about_shares, *about_machines, _token, _actors):
+    for add in (*about_jobs, *about_shares, *about_machines, _token, _ca, _actors):
         add(verbs)
     return parser
 
@@ -238,6 +240,33 @@ def _token(verbs: Verbs) -> None:
     parser.add_argument(
         "--life-s", type=float, default=3600.0, metavar="S", help="seconds until it expires (default: %(default)g)"
     )
+
+
+def _ca(verbs: Verbs) -> None:
+    text = "create, show or replace the certificate authority of a controller, on its machine"
+    authority = verbs.add_parser("ca", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    actions = authority.add_subparsers(metavar="ACTION", required=True, parser_class=Parser)
+    known = (
+        ("init", "create the authority; fray-controller does so by itself when it first listens for other machines"),
+        ("show", "print its fingerprint, which nodes and drivers need, and how long it is valid"),
+        ("rotate", "replace it without a restart: the previous one is accepted, too, until the next replacement"),
+        ("issue", "issue a certificate for a node, valid for a day; nodes request theirs themselves"),
+    )
+    for name, what in known:
+        parser = actions.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
+        parser.set_defaults(verb=f"ca:{name}", opens="itself", parser=parser)
+        home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+        parser.add_argument(
+            "--store", type=Path, default=Path(home) / "fray", metavar="DIR", help="of fray-controller (%(default)s)"
+        )
+        parser.add_argument("--json", action="store_true", help="print JSON with stable keys")
+        if name == "rotate":
+            parser.add_argument("--finish", action="store_true", help="accept the previous one no longer")
+        if name == "issue":
+            parser.add_argument("node", metavar="NODE", help="name of the node")
+            parser.add_argument(
+                "--out", default="node-certificate.pem", metavar="FILE", help="for its --state-dir (%(default)s)"
+            )
 
 
 def _cordon(verbs: Verbs) -> None:

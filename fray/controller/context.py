@@ -39,6 +39,17 @@ class EventInbox(Protocol):
         """Queue an event that the controller observed."""
 
 
+class CertificateIssuer(Protocol):
+    """Certificate authority (`fray.controller.certificate_authority`)."""
+
+    def sign(self, node: str, request: str) -> tuple[str, str]:
+        """Return the certificate for a node's signing request, and the authorities' certificates, all in PEM.
+
+        Raises:
+            InvalidRequest: the request is damaged.
+        """
+
+
 @define(eq=False)
 class ControllerContext:
     """Shared state of one run of the controller."""
@@ -62,6 +73,8 @@ class ControllerContext:
     join_tokens: JoinTokens = field(
         default=Factory(lambda self: JoinTokens(self.secret, self.store, {}), takes_self=True), repr=False
     )
+    authority: CertificateIssuer | None = None
+    """Issuer of the certificates of nodes; None without TLS."""
     inbox: EventInbox = field(init=False)
     """Set by the loop, before any peer can connect."""
     _pinned_by_event: dict[int, tuple[BlobId, ...]] = field(factory=dict, repr=False)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import trio
@@ -30,6 +30,7 @@ from fray.model.join_tokens import (
     check_join,
     read_join_key,
     read_machine_key,
+    with_pins,
     write_token,
 )
 from fray.model.messages.node import JoinGrant, JoinRequest, NodeHello
@@ -72,6 +73,8 @@ class JoinTokens:
     _secret: bytes = field(repr=False)
     _store: JoinTokenStore = field(repr=False)
     _units: dict[str, dict[str, Any]] = field(repr=False)
+    pins: Callable[[], tuple[str, ...]] = field(default=tuple, init=False, repr=False)
+    """Returns the fingerprints of the certificate authority, which tokens carry: the first dial is pinned."""
 
     @staticmethod
     def load_units(meta: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -91,7 +94,7 @@ class JoinTokens:
         # Unit, hosts and expiry are in the id, which the derived key authenticates like a signature: nothing of a token
         # is stored.
         key = JoinKey(unit, hosts, math.ceil(now + life_s))
-        return write_token(key.key_id, self._derive(key.key_id))
+        return with_pins(write_token(key.key_id, self._derive(key.key_id)), self.pins())
 
     def key_of(self, key_id: str) -> str | None:
         """Return the key behind the key id of a token or of a host; None if it is neither, or the unit was revoked."""

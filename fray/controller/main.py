@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import trio
 
 from fray.controller import gc_tuning
-from fray.controller.options import Options, find_token, parse
+from fray.controller.options import Options, find_token, parse, write_pins
 from fray.controller.policy_file import read_policy_file, reload_on_hangup
 from fray.controller.serve import run_controller, unwrap_single_error
 from fray.controller.store import Store
@@ -20,6 +22,9 @@ from fray.model.policy.policy import Policy
 from fray.net import daemon_logging, file_limits
 from fray.net.switch_interval import shorten_switch_interval
 from fray.scheduler.effects import PolicyChanged
+
+if TYPE_CHECKING:
+    from fray.controller.certificate_authority import CertificateAuthority
 
 _log = logging.getLogger("fray.controller")
 
@@ -57,6 +62,9 @@ async def _serve(options: Options, policy: Policy) -> None:
     store = Store(options.store)
     try:
         token = find_token(options)
+        authority = _open_authority(options)
+        server = authority.server if authority is not None else None
+        network = WebSocketNetwork(names=options.names, tls_server=server)
         with unwrap_single_error():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_cancel_on_signal, nursery.cancel_scope)
@@ -66,16 +74,43 @@ async def _serve(options: Options, policy: Policy) -> None:
                     policy=policy,
                     retention=options.retention,
                     env_vars=options.env_vars,
+                    authority=authority,
                 )
                 # Around the start, in which the store's rows become objects that stay.
                 with gc_tuning.gc_frozen():
-                    network = WebSocketNetwork(names=options.names)
                     running = await nursery.start(serve, store, network, options.listen, token)
                 if options.policy_file is not None:
                     on_policy = lambda policy: running.loop.post(PolicyChanged(policy=policy))  # noqa: E731
                     nursery.start_soon(reload_on_hangup, options.policy_file, on_policy)
     finally:
         store.close()
+
+
+def _open_authority(options: Options) -> CertificateAuthority | None:
+    """Return the certificate authority; None if everything is on this machine.
+
+    Raises:
+        InvalidRequest, OSError: it cannot be used.
+    """
+    if not any(address.startswith("tls:") for address in options.listen):
+        return None
+    from fray.controller import certificate_authority  # 45 ms
+
+    given = options.ca_cert is not None and options.ca_key is not None
+
+    def read() -> certificate_authority.Authority:
+        if options.ca_cert is not None and options.ca_key is not None:
+            files = options.ca_cert, options.ca_key
+            return certificate_authority.Authority(certificate_authority.load_given(*files, time.time()))
+        if not certificate_authority.exists(options.store):
+            return certificate_authority.create(options.store, time.time())
+        return certificate_authority.load(options.store, time.time())
+
+    def on_change(pins: tuple[str, ...]) -> None:
+        write_pins(options, pins)
+        _log.info("fingerprint of the certificate authority: %s", pins[0], extra={"fingerprints": list(pins)})
+
+    return certificate_authority.CertificateAuthority(read, is_given=given, on_change=on_change)
 
 
 async def _cancel_on_signal(scope: trio.CancelScope) -> None:

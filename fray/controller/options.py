@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import logging
 import os
 import random
@@ -17,7 +16,10 @@ from fray.controller.workspaces.bundles import BundleRetention
 from fray.errors import InvalidRequest
 from fray.model.environment import check_variable
 from fray.model.ids import mint
+from fray.model.join_tokens import split_pins, with_pins
 from fray.model.resources import parse_bytes
+from fray.net.atomic_file import write_atomically
+from fray.net.controller_address import check_private, is_loopback, warn_insecure
 from fray.scheduler.state.rows import SchedulerConfig
 
 DEFAULT_LISTEN = "tcp:127.0.0.1:7421"
@@ -48,6 +50,8 @@ class Options:
     policy_file: Path | None = None
     names: tuple[str, ...] = ()
     """Names of this machine besides its own addresses: ``HOST`` or ``HOST:PORT``."""
+    ca_cert: Path | None = None
+    ca_key: Path | None = None
 
 
 def parse(argv: Sequence[str] | None) -> Options:
@@ -92,6 +96,7 @@ def parse(argv: Sequence[str] | None) -> Options:
         BundleRetention(limit_bytes=parse_bytes(found.workspaces, "--workspaces")),
         found.policy,
         tuple(map(check_name_of_machine, found.advertise or ())),
+        *_given_authority(found.ca_cert, found.ca_key),
     )
 
 
@@ -125,7 +130,16 @@ def _add_location(parser: argparse.ArgumentParser) -> None:
         help="the cluster's token (default: FRAY_TOKEN, else the file `token` in the store, created if missing)",
     )
     parser.add_argument(
-        "--insecure", action="store_true", help="listen beyond this machine, although traffic is not encrypted"
+        "--ca-cert",
+        type=Path,
+        metavar="FILE",
+        help="certificate (PEM) of your own authority, in place of the one that is made in the store; with --ca-key",
+    )
+    parser.add_argument("--ca-key", type=Path, metavar="FILE", help="its key (PEM, ECDSA or Ed25519)")
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="for tests: listen beyond this machine without TLS; public addresses are refused",
     )
 
 
@@ -266,25 +280,31 @@ def with_quarantine_share(rules: SchedulerConfig, quarantine_share: float) -> Sc
     return evolve(rules, quarantine_share=quarantine_share)
 
 
+def _given_authority(certificate: Path | None, key: Path | None) -> tuple[Path | None, Path | None]:
+    if (certificate is None) != (key is None):
+        raise InvalidRequest("--ca-cert and --ca-key belong together: give both files, or none")
+    return certificate, key
+
+
 def check_address(text: str, insecure: bool) -> str:
-    """Return an address as ``tcp:HOST:PORT`` or ``unix:/path``.
+    """Return an address as ``tcp:HOST:PORT`` on this machine, ``tls:HOST:PORT`` beyond it, or ``unix:/path``.
 
     Raises:
-        InvalidRequest: the address is invalid, or beyond this machine without ``insecure``.
+        InvalidRequest: the address is invalid, or a public one with ``insecure``.
     """
     if text.startswith("unix:"):
         if not text.startswith("unix:/"):
             raise InvalidRequest(f"--listen {text!r}: write an absolute path, unix:/run/fray.sock")
         return text
-    host, colon, port = text.removeprefix("tcp:").rpartition(":")
+    with_tls = text.startswith("tls:")
+    host, colon, port = text.removeprefix("tcp:").removeprefix("tls:").rpartition(":")
     if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise InvalidRequest(f"invalid --listen {text!r}; expected HOST:PORT (port 0 takes a free one) or unix:/path")
-    # Neither jobs nor results are encrypted: to open that to a network has to be said.
-    if not insecure and not _is_loopback(host):
-        raise InvalidRequest(
-            f"--listen {text!r} would serve other machines without encryption: add --insecure if the network is "
-            "trusted, or listen at 127.0.0.1"
-        )
+    if with_tls or (not insecure and not is_loopback(host)):
+        return f"tls:{host}:{port}"
+    if not is_loopback(host):
+        check_private(host, f"--listen {text}")
+        warn_insecure(f"--listen {text}")
     return f"tcp:{host}:{port}"
 
 
@@ -302,13 +322,6 @@ def check_name_of_machine(text: str) -> str:
     return text
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def find_token(options: Options) -> str:
     """Return the token given, or the one in the store's directory, made at the first start.
 
@@ -317,23 +330,47 @@ def find_token(options: Options) -> str:
         OSError: its file cannot be read or written.
     """
     if options.token_file is not None:
-        return _read_token(options.token_file)
+        return read_token_file(options.token_file)
     # Set but empty is mostly a failed substitution in a script, and must not silently become another token.
     if "FRAY_TOKEN" in os.environ:
-        token = os.environ["FRAY_TOKEN"].strip()
+        token, _ = split_pins(os.environ["FRAY_TOKEN"])
         if not token:
             raise InvalidRequest("FRAY_TOKEN is set but empty: give a token, or unset it to have one created")
         return token
-    file = options.store / "token"
+    file = own_token_file(options)
     if not file.exists():
         _make_token(file)
     _log.info("using the token in a file; nodes and drivers need it as FRAY_TOKEN", extra={"file": str(file)})
-    return _read_token(file)
+    return read_token_file(file)
 
 
-def _read_token(file: Path) -> str:
+def own_token_file(options: Options) -> Path:
+    """Return the file of a token that the controller has made."""
+    return options.store / "token"
+
+
+def write_pins(options: Options, pins: Sequence[str]) -> None:
+    """Write the fingerprints of the authority into the token that the controller has made: nodes and drivers that are
+    given this text recognize the controller. A token that the operator has chosen is left alone.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    file = own_token_file(options)
+    if options.token_file is None and "FRAY_TOKEN" not in os.environ and file.exists():
+        before = file.read_text().strip()
+        if with_pins(before, pins) != before:
+            write_atomically(file, with_pins(before, pins).encode() + b"\n")
+
+
+def read_token_file(file: Path) -> str:
+    """Return the token in a file, without fingerprints.
+
+    Raises:
+        InvalidRequest: the file cannot be read, or is empty.
+    """
     try:
-        token = file.read_text().strip()
+        token, _ = split_pins(file.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"cannot read the token file {file}: {error}") from error
     if not token:

@@ -389,7 +389,8 @@ def node_address(bound: Sequence[str]) -> str:
         kind, _, rest = address.partition(":")
         if kind == "unix":
             return f"fray+unix://{rest}"
-        if kind == "tcp":
+        if kind in ("tcp", "tls"):
+            # What follows the port are the fingerprints of the certificate authority.
             host, _, port = rest.rpartition(":")
             everywhere = host.strip("[]") in ("0.0.0.0", "::", "")
             return f"fray://{socket.gethostname() if everywhere else host}:{port}"

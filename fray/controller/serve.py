@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import trio
 from attrs import field, frozen
@@ -28,6 +29,9 @@ from fray.net.transport import Network
 from fray.scheduler.effects import ControllerStarted
 from fray.scheduler.state.rows import SchedulerConfig
 from fray.scheduler.state.state import State
+
+if TYPE_CHECKING:
+    from fray.controller.certificate_authority import CertificateAuthority
 
 _log = logging.getLogger("fray.controller")
 
@@ -64,6 +68,7 @@ async def run_controller(
     env_vars: Mapping[str, str] | None = None,
     provider_factories: Mapping[str, ProviderFactory] | None = None,
     machines_directory: Path | None = None,
+    authority: CertificateAuthority | None = None,
     task_status: trio.TaskStatus[RunningController] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run the controller of the cluster in ``store`` until cancelled.
@@ -81,6 +86,8 @@ async def run_controller(
         provider_factories: makers of machine providers, by kind. Default: the real ones.
         machines_directory: of machines that are processes. Default: below the store, else the temporary directory.
 
+        authority: issues certificates of nodes; ``network`` shows those of the controller. None: no TLS listener.
+
     Raises:
         StoreError: the store is damaged, or a save has failed.
         OSError, FrayError: cannot listen on an address.
@@ -90,6 +97,9 @@ async def run_controller(
     context = _open_context(store, clock(), rng, rules, retention)
     context.in_place = in_place
     context.env_vars = dict(env_vars or {})
+    context.authority = authority
+    if authority is not None:
+        context.join_tokens.pins = lambda: authority.pins
     # Makes itself the context's inbox, which the gateway's connections post to.
     loop = Loop(context, clock)
     with unwrap_single_error():
@@ -125,6 +135,8 @@ async def run_controller(
             # is carried out.
             nursery.start_soon(loop.run)
             nursery.start_soon(context.bundles.run)
+            if authority is not None:
+                nursery.start_soon(authority.run)
             running = RunningController(
                 tuple(bound),
                 context.epoch,

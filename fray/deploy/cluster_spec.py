@@ -30,7 +30,7 @@ class Spec:
 
 
 def parse_spec(spec: str) -> Spec:
-    """Parse ``local``, ``machine``, ``machine?nodes=2&cpu=4&memory=8GB``, ``fray://host:port`` or
+    """Parse ``local``, ``machine``, ``machine?nodes=2&cpu=4&memory=8GB``, ``fray://host:port[#fingerprint]`` or
     ``fray+unix:///path``.
 
     ``machine`` is one node with all of this machine; ``nodes=N`` divides it. The first two may have ``policy=FILE``
@@ -47,7 +47,8 @@ def parse_spec(spec: str) -> Spec:
     if url.scheme == "fray+unix" and url.path:
         return Spec("fray", address=f"unix:{url.path}")
     if url.scheme == "fray" and url.hostname and not url.path.strip("/"):
-        return Spec("fray", address=f"tcp:{url.hostname}:{_port(url.netloc, spec)}")
+        place = f"{url.hostname}:{_port(url.netloc, spec)}"
+        return Spec("fray", address=f"tls:{place}#{url.fragment}" if url.fragment else f"tcp:{place}")
     raise UnknownClusterSpec(
         f"invalid cluster spec {spec!r}; expected 'local', 'machine', 'machine?nodes=2&cpu=4' or 'fray://host:port' "
         "(as the argument of open_cluster or in FRAY_CLUSTER_SPEC)",

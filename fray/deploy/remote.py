@@ -9,8 +9,10 @@ from contextlib import asynccontextmanager
 
 from fray.errors import InvalidRequest
 from fray.model.ids import Namespace
+from fray.model.join_tokens import split_pins
 from fray.model.log_records import LogLine
 from fray.model.messages.client import Role
+from fray.net.controller_address import INSECURE_VARIABLE, controller_address
 from fray.net.process_identity import process_mark
 from fray.net.transport import Credential
 from fray.net.transports.websocket import WebSocketNetwork
@@ -34,7 +36,7 @@ async def open_remote(
     """Connect to a running controller as a driver, or as a tool, which owns nothing.
 
     Raises:
-        InvalidRequest: no token.
+        InvalidRequest: no token, or no fingerprint of the certificate authority of another machine.
         Unreachable, Unauthorized, ProtocolMismatch.
     """
     secret = token if token is not None else os.environ.get("FRAY_TOKEN", "")
@@ -43,11 +45,12 @@ async def open_remote(
             "authentication required: set FRAY_TOKEN, or pass open_cluster(token=...); "
             "fray-controller prints at its start where its token is"
         )
+    # Tokens often come from files, with a newline at the end, and may contain fingerprints.
+    key, pins = split_pins(secret)
     async with open_runtime(
         WebSocketNetwork(),
-        [address],
-        # Tokens often come from files, with a newline at the end.
-        Credential("cluster", secret.strip()),
+        [_secure_address(address, pins)],
+        Credential("cluster", key),
         RuntimeConfig(
             role=role,
             namespace=namespace,
@@ -59,3 +62,15 @@ async def open_remote(
         on_log=on_log,
     ) as runtime:
         yield runtime
+
+
+def _secure_address(address: str, token_pins: Sequence[str]) -> str:
+    """Return the address of a controller, with TLS if it is another machine. Raises InvalidRequest."""
+    scheme, _, rest = address.partition(":")
+    if scheme == "unix":
+        return address
+    place, _, pins = rest.partition("#")
+    host, _, port = place.rpartition(":")
+    insecure = os.environ.get(INSECURE_VARIABLE, "") == "1"
+    written = f"fray://{place}"
+    return controller_address(host.strip("[]"), int(port), written, pins, os.environ, token_pins, insecure=insecure)

@@ -1,11 +1,14 @@
 """One-time tokens with which new machines join a cluster: their format and checks. Pure.
 
 A join token lets the hosts of one machine unit (a VM, or a TPU slice of several) introduce themselves to the cluster,
-each once and until a given time; each then has a key of its own. The token is ``KEY-ID:SECRET``. Key ids are not
-secret: they say what the key is valid for, and the controller derives the key from them, so it stores neither.
+each once and until a given time; each then has a key of its own. The token is ``KEY-ID:SECRET``, to which
+`with_pins` may add fingerprints. Key ids are not secret: they say what the key is valid for, and the
+controller derives the key from them, so it stores neither.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from fray.errors import InvalidRequest
 from fray.model.frozen import frozen
@@ -88,6 +91,7 @@ def read_token(token: str) -> tuple[JoinKey, str]:
     Raises:
         InvalidRequest: not a join token. The message does not repeat the value: it may be another secret.
     """
+    token, _ = split_pins(token)
     key_id, _, key = token.rpartition(":")
     validity = read_join_key(key_id)
     if validity is None or not key:
@@ -107,3 +111,25 @@ def check_join(unit: str, hosts: int, life_s: float) -> None:
         raise InvalidRequest(
             f"machine {unit!r}: a join token is valid for 1 to {JOIN_LIFE_LIMIT_S:.0f} seconds, not {life_s:g}"
         )
+
+
+# Fingerprints of the certificate authority, in tokens of any kind -----------------------------------------------------
+
+MARK = "#"
+"""Separates the secret from the fingerprints: ``SECRET#FINGERPRINT[,FINGERPRINT]``. What authenticates a node or driver
+is then also what it needs to recognize the controller."""
+
+
+def with_pins(token: str, pins: Sequence[str]) -> str:
+    """Return the token with these fingerprints, in place of those it may have."""
+    secret, _ = split_pins(token)
+    return f"{secret}{MARK}{','.join(pins)}" if pins else secret
+
+
+def split_pins(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return the secret of a token and the fingerprints in its text, which are not checked."""
+    secret, mark, pins = text.strip().rpartition(MARK)
+    # A secret may contain the mark; fingerprints are hexadecimal.
+    if not mark or not all(len(pin) == 64 and pin.isalnum() for pin in pins.split(",")):
+        return text.strip(), ()
+    return secret, tuple(pins.split(","))

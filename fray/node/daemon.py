@@ -19,8 +19,10 @@ from fray.model.specs import AttemptSpec
 from fray.net import file_limits
 from fray.net.process_identity import process_mark
 from fray.net.transport import Bytes
+from fray.net.transports.tls_dialer import TlsDialer
 from fray.net.transports.websocket import WebSocketNetwork
 from fray.node.attempts.process_launcher import ProcessLauncher
+from fray.node.certificate import NodeCertificate
 from fray.node.config import MemoryLimitMode, NodeConfig
 from fray.node.containers.engine import node_label
 from fray.node.environments.preparer import Environments
@@ -54,7 +56,10 @@ async def serve_daemon(config: NodeConfig, zygote: ForkedZygote | None = None) -
     config = evolve(config, boot_id=mark.boot_id, process=mark)
     offered = Counter(device.kind for device in config.capacity.devices)
     # Importing trio-websocket takes 40 ms, and connections on one machine do without it.
-    warm = (*PRELOAD, *(WARM_AMONG_MACHINES if config.networked or config.controller.startswith("tcp:") else ()))
+    warm = (
+        *PRELOAD,
+        *(WARM_AMONG_MACHINES if config.networked or config.controller.startswith(("tcp:", "tls:")) else ()),
+    )
     launcher = ProcessLauncher(
         config.state_dir,
         warm=warm,
@@ -81,13 +86,24 @@ async def serve_daemon(config: NodeConfig, zygote: ForkedZygote | None = None) -
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_leave_on_signal, leave, nursery.cancel_scope)
         try:
-            await run_node(config, WebSocketNetwork(), launcher, rng=random.SystemRandom(), leave=leave)
+            certificate = _load_certificate(config)
+            network = WebSocketNetwork(tls_dialer=certificate.dialer if certificate is not None else None)
+            rng = random.SystemRandom()
+            await run_node(config, network, launcher, rng=rng, leave=leave, certificate=certificate)
         except FrayError as error:
             # Raised outside of the nursery, which would wrap it in an ExceptionGroup.
             refused = error
         nursery.cancel_scope.cancel()
     if refused is not None:
         raise refused
+
+
+def _load_certificate(config: NodeConfig) -> NodeCertificate | None:
+    if not config.controller.startswith("tls:"):
+        return None
+    certificate = NodeCertificate(TlsDialer(), config.state_dir, config.controller)
+    certificate.load()
+    return certificate
 
 
 class _WithWorkspaces:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import os
 import random
 import socket
@@ -20,8 +19,10 @@ from attrs import evolve
 
 from fray.errors import FrayError, InvalidRequest
 from fray.model.ids import check_name
+from fray.model.join_tokens import split_pins
 from fray.model.resources import Capacity, Device, PortRange, parse_bytes
 from fray.net import daemon_logging
+from fray.net.controller_address import controller_address, is_loopback
 from fray.net.switch_interval import shorten_switch_interval
 from fray.node.config import LEASE_MIN_S, EnvironmentLimits, MemoryLimitMode, NodeConfig, PidNamespaceMode
 from fray.node.daemon import serve_daemon
@@ -114,7 +115,11 @@ def _claim(ports: PortRange) -> PortClaim:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="fray-node", description="Offers this machine to a Fray cluster.")
-    parser.add_argument("--controller", metavar="ADDRESS", help=f"fray://HOST:PORT (default port {DEFAULT_PORT})")
+    parser.add_argument(
+        "--controller",
+        metavar="ADDRESS",
+        help=f"fray://HOST:PORT#FINGERPRINT (default port {DEFAULT_PORT}; fingerprint: that of the token)",
+    )
     parser.add_argument("--name", help="of this node; unique in the cluster (default: the host's name)")
     parser.add_argument(
         "--config",
@@ -145,7 +150,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--insecure",
         action="store_true",
         default=None,
-        help="talk to other machines without encryption; others on the network can read the traffic",
+        help="for tests: talk to other machines without TLS; public addresses are refused",
     )
     add_log_options(parser)
     style = parser.add_mutually_exclusive_group()
@@ -208,27 +213,24 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
     settings["attributes"] = {**settings.get("attributes", {}), **attributes_of(options.attribute)}
     if "controller" not in settings:
         raise InvalidRequest("no controller given: use --controller fray://HOST:PORT")
-    controller = parse_controller(settings["controller"])
+    join_token = _join_token(settings, environ)
+    # A machine that joins has a key of its own, and never the cluster's.
+    token = "" if join_token else _token(settings.get("token_file"), environ)
+    token_pins = split_pins(join_token or token)[1]
+    insecure = bool(settings.get("insecure"))
+    controller = parse_controller(settings["controller"], environ, token_pins, insecure=insecure)
     name = check_name(settings.get("name") or socket.gethostname(), "a node")
     networked = not _is_local(controller)
-    # Refused and not only warned about: results and secrets would be readable on the network.
-    if networked and not settings.get("insecure"):
-        raise InvalidRequest(
-            f"the controller at {settings['controller']} is another machine, and the connection is not encrypted: add "
-            "--insecure if the network is trusted"
-        )
     lease_s = float(settings.get("lease_s", 600.0))
     if lease_s < LEASE_MIN_S:
         raise InvalidRequest(f"lease_s={lease_s:g} must be {LEASE_MIN_S:g} seconds or more")
     state_dir = _state_dir(settings.get("state_dir"), name, environ)
-    join_token = _join_token(settings, environ)
     detected = read_capacity()
     capacity = override(detected, settings)
     config = NodeConfig(
         name=name,
         controller=controller,
-        # A machine that joins has a key of its own, and never the cluster's.
-        token="" if join_token else _token(settings.get("token_file"), environ),
+        token=split_pins(token)[0],
         join_token=join_token,
         capacity=capacity,
         detected_devices=_detected_devices(detected, capacity),
@@ -302,34 +304,40 @@ def _read_file(path: Path) -> dict[str, Any]:
     return settings
 
 
-def parse_controller(text: str) -> str:
-    """Return ``tcp:HOST:PORT`` or ``unix:/path`` for ``fray://HOST[:PORT]`` or ``fray+unix:///path``.
+def parse_controller(
+    text: str, environ: Mapping[str, str] | None = None, token_pins: Sequence[str] = (), *, insecure: bool = False
+) -> str:
+    """Return the address of the controller (`fray.net.controller_address`) for ``fray://HOST[:PORT][#FINGERPRINT]``, or
+    ``unix:/path`` for ``fray+unix:///path``.
 
     Raises:
-        InvalidRequest: the URL is neither.
+        InvalidRequest: the URL is neither, or another machine's without a fingerprint.
     """
     url = urlsplit(text)
+    port = None
     try:
         if url.scheme == "fray" and url.hostname and not url.path.strip("/"):
-            host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
-            return f"tcp:{host}:{url.port or DEFAULT_PORT}"
+            port = url.port or DEFAULT_PORT
     except ValueError:
         pass  # invalid port
+    if port is not None and url.hostname:
+        written = text.partition("#")[0]
+        return controller_address(
+            url.hostname, port, written, url.fragment, environ or {}, token_pins, insecure=insecure
+        )
     if url.scheme == "fray+unix" and url.path:
         return f"unix:{url.path}"
     raise InvalidRequest(f"invalid controller {text!r}: expected fray://HOST:{DEFAULT_PORT} or fray+unix:///path")
 
 
 def _host(controller: str) -> str | None:
-    return controller.removeprefix("tcp:").rpartition(":")[0].strip("[]") if controller.startswith("tcp:") else None
+    scheme, _, place = controller.partition(":")
+    return place.rpartition(":")[0].strip("[]") if scheme in ("tcp", "tls") else None
 
 
 def _is_local(controller: str) -> bool:
     host = _host(controller)
-    try:
-        return host is None or host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return host is None or is_loopback(host)
 
 
 def _local_address(controller: str) -> str:

@@ -37,6 +37,7 @@ from fray.net.channel.session import STALE_S
 from fray.net.codec import Kind, blob_id, decode_message, encode_message
 from fray.net.transport import Bytes
 from fray.node import secrets
+from fray.node.certificate import NodeCertificate
 from fray.node.config import NodeConfig
 from fray.node.controller_requests import ControllerRequests
 from fray.node.health.metrics_report import MetricsReporter
@@ -57,8 +58,10 @@ log = logging.getLogger("fray.node")
 class ClusterMembership:
     """One incarnation of a node: handler of its channel to the controller, and caller of its launcher."""
 
-    def __init__(self, config: NodeConfig, launcher: Launcher, incarnation: str) -> None:
-        self.config, self.incarnation = config, incarnation
+    def __init__(
+        self, config: NodeConfig, launcher: Launcher, incarnation: str, certificate: NodeCertificate | None = None
+    ) -> None:
+        self.config, self.incarnation, self.certificate = config, incarnation, certificate
         self.wanted: dict[AttemptId, DesiredAttempt] = {}
         self.held: dict[AttemptId, ObservedAttempt] = {}
         self.channel: Channel | None = None
@@ -243,7 +246,7 @@ class ClusterMembership:
         return AttemptSpec(
             attempt_id=desired.attempt_id,
             spec=desired.spec,
-            controller=self.config.controller,
+            controller=self.certificate.address if self.certificate is not None else self.config.controller,
             key=desired.key,
             node=self.config.name,
             advertise=self.config.advertise,

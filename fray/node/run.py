@@ -12,6 +12,7 @@ from fray.model.ids import mint
 from fray.model.messages.node import NodeGoodbye, NodeLeaves
 from fray.net.channel.public import Channel, RedialPolicy, run_dialed
 from fray.net.transport import Credential, Network
+from fray.node.certificate import NodeCertificate
 from fray.node.config import NodeConfig
 from fray.node.joining import find_credential, with_machine_attribute
 from fray.node.launcher import Launcher
@@ -30,8 +31,9 @@ log = logging.getLogger("fray.node")
 class _MembershipProxy:
     """Callbacks of the launcher, passed on to the current membership."""
 
-    def __init__(self, config: NodeConfig, launcher: Launcher) -> None:
+    def __init__(self, config: NodeConfig, launcher: Launcher, certificate: NodeCertificate | None) -> None:
         self.member = ClusterMembership(config, launcher, "")
+        self.certificate = certificate
         # The launcher outlives each membership, so its callbacks look up the current one with each call.
         launcher.on_observed = lambda observed, value: self.member.on_observed(observed, value)
         launcher.on_log = lambda attempt_id, chunk: self.member.log_pusher.push(attempt_id, chunk)
@@ -48,6 +50,7 @@ async def run_node(
     *,
     rng: random.Random,
     leave: trio.Event | None = None,
+    certificate: NodeCertificate | None = None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a node until cancelled, until ``leave`` is set, or until the parent process of the config ends.
@@ -57,13 +60,16 @@ async def run_node(
     themselves have `NodeConfig.drain_s` to do so, while the controller moves the others to other nodes. Without a
     connection it keeps dialing; after `NodeConfig.patience_s` it ends its attempts and joins as a new incarnation.
 
+    Args:
+        certificate: of this node, kept valid while it is a member. None: there is no TLS.
+
     Raises:
         NodeNameInUse, Unauthorized, ProtocolMismatch: the controller rejects the node.
         LaunchFailed: the launcher could not start.
     """
     if config.join_token:
         config = with_machine_attribute(config)
-    proxy, leave = _MembershipProxy(config, launcher), trio.Event() if leave is None else leave
+    proxy, leave = _MembershipProxy(config, launcher, certificate), trio.Event() if leave is None else leave
     error: FrayError | None = None
     async with trio.open_nursery() as nursery:
         try:
@@ -93,7 +99,7 @@ async def _run_memberships(
     credential = await _find_credential(config, network, rng, leave)
     while credential is not None and not leave.is_set():
         # A new incarnation: the controller may have placed the attempts of the last one elsewhere.
-        proxy.member = member = ClusterMembership(config, launcher, mint(rng))
+        proxy.member = member = ClusterMembership(config, launcher, mint(rng), proxy.certificate)
         error = await _run_membership(member, credential, network, rng, leave, None if joined else task_status)
         if leave.is_set():
             return
@@ -178,6 +184,8 @@ async def _run_membership(
         nursery.start_soon(member.tunnels.run)
         nursery.start_soon(member.log_pusher.run, channel)
         nursery.start_soon(member.controller_requests.run, channel)
+        if member.certificate is not None:
+            nursery.start_soon(member.certificate.run, member.request)
         reason = await channel.wait_ended()
         nursery.cancel_scope.cancel()
         return reason

@@ -21,6 +21,7 @@ from fray.model.environment import EnvironmentSpec
 from fray.model.ids import AttemptId, BlobId, Namespace, SessionId, mint, split_attempt
 from fray.model.messages.client import ClientHello, ProcessMark, Role
 from fray.net.channel.public import RedialPolicy
+from fray.net.controller_address import is_insecure
 from fray.net.transport import Credential, Network, is_relayed
 from fray.net.transports.routed_network import RoutedNetwork
 from fray.net.tunnels.transport import Tunnels
@@ -252,6 +253,7 @@ def _make_actor_host(runtime: Runtime, config: RuntimeConfig) -> ActorHostServer
         runtime.network, incarnation=runtime.session, rng=runtime.rng, directory=config.host_directory
     )
     host.advertise, host.networked, host.relayed = config.advertise, config.networked, True
+    host.has_tls = not is_insecure(runtime.address)
     host.in_doubt = lambda: client.in_doubt
     host.make_context = lambda call: _actor_context(runtime, isinstance(call.actor, ThreadedActor))
     _start(runtime, [host.run], host.end_calls)

@@ -27,10 +27,20 @@ def test_addresses_of_this_machine_are_served_without_further_ado(written: str, 
 
 
 @pytest.mark.parametrize("written", ["0.0.0.0:1", "10.1.2.3:1", "[::]:1", "my.host:1"])
-def test_other_addresses_must_be_insisted_on(written: str) -> None:
-    with pytest.raises(InvalidRequest, match="--insecure"):
-        check_address(written, insecure=False)
+def test_other_addresses_have_tls(written: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert check_address(written, insecure=False) == f"tls:{written}"
+    assert not caplog.records
     assert check_address(written, insecure=True) == f"tcp:{written}"
+    assert f"INSECURE: traffic of --listen {written} is neither encrypted" in caplog.text
+
+
+def test_tls_may_be_asked_for_on_this_machine() -> None:
+    assert check_address("tls:127.0.0.1:7421", insecure=False) == "tls:127.0.0.1:7421"
+
+
+def test_public_addresses_are_not_served_without_tls() -> None:
+    with pytest.raises(InvalidRequest, match="is a public address"):
+        check_address("8.8.8.8:7421", insecure=True)
 
 
 @pytest.mark.parametrize("written", ["", "7421", ":7421", "host:", "host:port", "127.0.0.1:65536", "unix:", "unix:x"])

@@ -115,7 +115,7 @@ class TestCluster:
 
     def environ(self) -> dict[str, str]:
         """Return the variables that lead programs to the cluster."""
-        return {"FRAY_TOKEN": TOKEN, "FRAY_CLUSTER_SPEC": self.spec}
+        return {"FRAY_TOKEN": TOKEN, "FRAY_CLUSTER_SPEC": self.spec, "FRAY_INSECURE": "1"}
 
     def start_controller(self, *options: str) -> Program:
         """Start the controller, or start it again with the same store."""

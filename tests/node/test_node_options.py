@@ -13,6 +13,7 @@ from fray.node.daemon import cache_directory
 from fray.node.main import main, make_config, parse, parse_controller
 
 ENVIRON = {"FRAY_TOKEN": " secret\n", "XDG_STATE_HOME": "/var/state"}
+PIN = "ab" * 32
 HERE = ("--controller", "fray://127.0.0.1:7500", "--name", "node-a")
 
 
@@ -34,8 +35,9 @@ def test_the_token_never_shows() -> None:
 @pytest.mark.parametrize(
     ("text", "address"),
     [
-        ("fray://host:1", "tcp:host:1"),
-        ("fray://host", "tcp:host:7421"),
+        (f"fray://host:1#{PIN}", f"tls:host:1#{PIN}"),
+        (f"fray://host#{PIN},{PIN}", f"tls:host:7421#{PIN},{PIN}"),
+        ("fray://localhost", "tcp:localhost:7421"),
         ("fray://[::1]:9", "tcp:[::1]:9"),
         ("fray+unix:///run/fray.sock", "unix:/run/fray.sock"),
     ],
@@ -50,12 +52,25 @@ def test_what_is_no_controller_is_said_with_an_example(text: str) -> None:
         parse_controller(text)
 
 
-def test_another_machine_wants_an_explicit_word() -> None:
+def test_another_machine_is_dialed_with_tls_only() -> None:
     away = ("--controller", "fray://10.1.2.3", "--name", "a")
-    with pytest.raises(InvalidRequest, match="--insecure"):
+    with pytest.raises(InvalidRequest, match=r"write fray://10\.1\.2\.3#FINGERPRINT, or set FRAY_CA_FINGERPRINT"):
         config(*away)
+    environ = {**ENVIRON, "FRAY_CA_FINGERPRINT": PIN.upper()}
+    assert config(*away, environ=environ).controller == f"tls:10.1.2.3:7421#{PIN}"
+    made = config(*away, environ={**ENVIRON, "FRAY_TOKEN": f"secret#{PIN}\n"})
+    assert (made.controller, made.token, made.networked) == (f"tls:10.1.2.3:7421#{PIN}", "secret", True)
+    # On this machine there is nothing to be encrypted.
+    assert config("--controller", "fray://127.0.0.1", "--name", "a").controller == "tcp:127.0.0.1:7421"
+
+
+def test_insecure_is_for_private_addresses_and_loud(caplog: pytest.LogCaptureFixture) -> None:
+    away = ("--controller", "fray://10.1.2.3", "--name", "a")
+    with pytest.raises(InvalidRequest, match="is a public address"):
+        config("--controller", "fray://8.8.8.8", "--name", "a", "--insecure")
     assert config(*away, "--insecure", "--advertise", "10.9.9.9").advertise == "10.9.9.9"
     assert config(*away, "--insecure").networked
+    assert "INSECURE: traffic of fray://10.1.2.3 is neither encrypted" in caplog.text
 
 
 def test_the_file_says_the_same_and_the_command_line_wins(tmp_path: Path) -> None:

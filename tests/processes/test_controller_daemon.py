@@ -133,10 +133,10 @@ def test_a_signal_ends_it_in_order_with_status_zero(daemons: Any, store: str, nu
         (["--listen", "nonsense"], "invalid --listen 'nonsense'; expected HOST:PORT"),
         (["--listen", "127.0.0.1:99999"], "expected HOST:PORT"),
         (["--listen", "unix:relative.sock"], "write an absolute path"),
-        (["--listen", "0.0.0.0:0"], "would serve other machines without encryption: add --insecure"),
-        (["--listen", "some.host:7421"], "add --insecure"),
         (["--advertise", "lab.example:0"], "invalid --advertise 'lab.example:0'; expected HOST or HOST:PORT"),
         (["--advertise", "fray://lab.example"], "expected HOST or HOST:PORT, as drivers dial it"),
+        (["--listen", "8.8.8.8:0", "--insecure"], "is a public address (8.8.8.8), where --insecure is refused"),
+        (["--ca-cert", "/nonexistent"], "--ca-cert and --ca-key belong together"),
         (["--token-file", "/nonexistent/token"], "cannot read the token file /nonexistent/token"),
     ],
 )

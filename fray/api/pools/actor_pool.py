@@ -101,7 +101,9 @@ class AddressSource:
         wait_s, longest_s = BIND_AGAIN_S
         while True:
             try:
-                endpoint = await caller.bind([f"tcp:{address}"], name, key=self.token, timeout_s=BIND_WITHIN_S)
+                # Servers beyond their machine have TLS, and the fingerprint of their certificate in the address.
+                scheme = "tls" if "#" in address else "tcp"
+                endpoint = await caller.bind([f"{scheme}:{address}"], name, key=self.token, timeout_s=BIND_WITHIN_S)
             except FrayError as error:
                 log.warning("%s at %s: %s", name, address, error)
             else:

@@ -61,6 +61,7 @@ from fray.net.channel.public import (
 from fray.net.channel.requests import Requests
 from fray.net.codec import TextRule, decode_checked, encode_message
 from fray.net.process_identity import ProcessWatch, wait_process_exited
+from fray.net.tls.identity import NODE_URI
 from fray.net.transport import PeerIdentity
 from fray.net.tunnels.multiplexer import TunnelMultiplexer
 from fray.scheduler.effects import (
@@ -201,6 +202,7 @@ class Gateway:
         if claim.key_id != CLUSTER_KEY:
             self._context.join_tokens.check_member(claim.key_id, hello)
             check_unit_attributes(hello, self._context.state.fleet.units)
+        _check_certificate(claim, hello.node)
         check_name(hello.node, "a node")
         check_capacity(hello.node, hello.capacity)
         lease_s = self._context.state.config.lease_s
@@ -499,3 +501,16 @@ class Gateway:
         # Of this incarnation only: the answer of a restarted node says nothing about the suspected one.
         trouble = await connection.probe() if connection is not None and present else "it is not connected"
         self._context.inbox.post(NodeProbed(node=node, incarnation=incarnation, problem=trouble))
+
+
+def _check_certificate(claim: PeerIdentity, node: NodeName) -> None:
+    """Check that a certificate, if one was shown, is of this node.
+
+    Raises:
+        Unauthorized: it is of another one.
+    """
+    shown = [uri.removeprefix(NODE_URI) for uri in claim.uris if uri.startswith(NODE_URI)]
+    if shown and node not in shown:
+        raise Unauthorized(
+            f"the certificate shown is of node {shown[0]!r}, not of node {node!r}: nodes must not share a --state-dir"
+        )

@@ -18,7 +18,15 @@ from fray.controller.connections.client_logs import LogFeed
 from fray.controller.connections.hub import ConnectionHub
 from fray.controller.context import ControllerContext
 from fray.controller.secret_store import SECRET_WAIT_S
-from fray.errors import ChannelClosed, ChannelFull, ConnectionFailed, FrayError, ProtocolMismatch, Refused
+from fray.errors import (
+    ChannelClosed,
+    ChannelFull,
+    ConnectionFailed,
+    FrayError,
+    InvalidRequest,
+    ProtocolMismatch,
+    Refused,
+)
 from fray.model.ids import AttemptId, BlobId
 from fray.model.log_records import LogChunk
 from fray.model.messages.bundles import FetchBundle, FetchChunk, FetchValue, OfferValue, PutChunk
@@ -35,6 +43,8 @@ from fray.model.messages.node import (
     ObservedState,
     Probe,
     ProbeResult,
+    SignCertificate,
+    SignedCertificate,
     StackCapture,
 )
 from fray.model.messages.tunnels import OpenTunnel
@@ -150,6 +160,9 @@ class NodeConnection:
 
     def _on_request(self, ref: int, message: object, blobs: Sequence[Bytes]) -> None:
         try:
+            if isinstance(message, SignCertificate):
+                self._sign_certificate(ref, message)
+                return
             if not isinstance(message, FetchBundle | FetchChunk | FetchValue | OfferValue | PutChunk):
                 raise ProtocolMismatch(f"{type(message).__name__} is not a request of nodes")
             self._context.bundles.admit(message, blobs)
@@ -157,6 +170,15 @@ class NodeConnection:
             self.refuse(ref, error)
         else:
             self._hub.start_soon(self._context.bundles.serve, self, ref, message, blobs)
+
+    def _sign_certificate(self, ref: int, message: SignCertificate) -> None:
+        authority = self._context.authority
+        if authority is None:
+            raise InvalidRequest("this controller issues no certificates: it has no TLS listener")
+        # For the name that this node has proven with its key, whatever the request says.
+        certificate, authorities = authority.sign(self.node, message.request)
+        self.reply(ref, SignedCertificate(certificate=certificate, authorities=authorities))
+        _log.info("issued a certificate for node %s", self.node, extra={"node": self.node})
 
     def reply(self, ref: int, message: object, blobs: Sequence[Bytes] = ()) -> None:
         self._send(lambda: self.channel.reply(ref, message, blobs))

@@ -16,6 +16,7 @@ from attrs import Factory, fields, frozen
 
 from fray.controller.providers.base import MachineRequest
 from fray.errors import InvalidRequest
+from fray.model.join_tokens import split_pins
 from fray.model.policy.machine_groups import GroupConfig
 
 LABEL_CLUSTER, LABEL_GROUP, LABEL_MACHINE = "fray-cluster", "fray-group", "fray-machine"
@@ -184,8 +185,8 @@ def node_file(request: MachineRequest) -> str:
         f'state_dir = "{HOST_DIRECTORY}/{request.name}"',
         f'cache_dir = "{HOST_DIRECTORY}/cache"',
         f'join_token_file = "{RUN_DIRECTORY}/join"',
-        # The node dials the controller over the project's network, without encryption.
-        "insecure = true",
+        # A controller without TLS gives tokens without fingerprints.
+        *([] if split_pins(request.join.token)[1] else ["insecure = true"]),
         "",
         "[attributes]",
     ]

@@ -62,6 +62,26 @@ class JoinGrant:
 
 
 @frozen(kw_only=True)
+class SignCertificate:
+    """Issue a certificate for the node's key (request up), valid for a day; repeated at half of that. Reply:
+    `SignedCertificate`.
+
+    Errors: InvalidRequest (damaged, or this controller has no TLS listener).
+    """
+
+    request: str
+    """Signing request, in PEM. It names nothing: the controller knows the node."""
+
+
+@frozen(kw_only=True)
+class SignedCertificate:
+    certificate: str
+    """Certificate in PEM."""
+    authorities: str
+    """Certificates (PEM) of the authorities that the controller's own certificate may be of: the current one first."""
+
+
+@frozen(kw_only=True)
 class DesiredState:
     """Notice down: the desired set. Payloads of attempts that are new to the node are attached.
 

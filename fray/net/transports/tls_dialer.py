@@ -9,6 +9,7 @@ that a dialer has to know of an authority, and later dials of the process need o
 from __future__ import annotations
 
 import ssl
+from collections.abc import Sequence
 
 from attrs import define, field
 
@@ -31,10 +32,25 @@ class TlsDialer:
     """Dialer of one process. ``identity`` is shown to controllers; replace it at any time."""
 
     identity: TlsIdentity | None = None
+    _successors: dict[str, tuple[str, ...]] = field(factory=dict, init=False)
+    """Fingerprint of an address: those of the authorities that its controller has named since."""
     _authorities: dict[str, bytes] = field(factory=dict, init=False)
     """Authorities (DER) by fingerprint, that listeners have shown and addresses named."""
     _unverified: ssl.SSLContext = field(factory=unverified_context, init=False)
     _verified: dict[tuple[str, ...], tuple[TlsIdentity | None, ssl.SSLContext]] = field(factory=dict, init=False)
+
+    def learn(self, pins: Sequence[str], authorities: Sequence[bytes]) -> None:
+        """Accept these authorities (DER), too, at addresses with one of these fingerprints.
+
+        The caller has them from the controller itself, over a connection that both sides have authenticated.
+        """
+        found = {fingerprint(each): each for each in authorities}
+        self._authorities.update(found)
+        self._successors.update(dict.fromkeys(pins, tuple(found)))
+
+    def pins_of(self, pins: Sequence[str]) -> tuple[str, ...]:
+        """Return the fingerprints that are accepted at an address with these."""
+        return tuple(dict.fromkeys([*pins, *(new for pin in pins for new in self._successors.get(pin, ()))]))
 
     async def connect(self, target: Address, *, shows_identity: bool = True) -> TlsSocket:
         """Return a connection whose listener is the one that the address names.
@@ -45,28 +61,29 @@ class TlsDialer:
             ProtocolMismatch: it does not speak TLS 1.3.
         """
         identity = self.identity if shows_identity else None
-        known = tuple(pin for pin in target.pins if pin in self._authorities)
+        pins = self.pins_of(target.pins)
+        known = tuple(pin for pin in pins if pin in self._authorities)
         if known:
             try:
                 return await self._connect_verified(target, known, identity)
             except Unauthorized:
                 # Replaced while this process ran: the other fingerprint of the address may be that of its successor.
-                if len(known) == len(target.pins):
+                if len(known) == len(pins):
                     raise
         sock = await self._handshake(target, self._unverified)
         shown = [fingerprint(certificate) for certificate in shown_chain(sock)]
         # By the certificate itself, and not by the first of the chain, which is the same but nothing depends on it.
         own = fingerprint(shown_certificate(sock))
-        if own in target.pins:
+        if own in pins:
             sock.binding = own
             return sock
-        found = [at for at, each in enumerate(shown) if each in target.pins]
+        found = [at for at, each in enumerate(shown) if each in pins]
         if found:
             chain = shown_chain(sock)
             self._authorities.update((shown[at], chain[at]) for at in found)
         sock.close()
         if not found:
-            raise explain.wrong_authority(target.text.partition("#")[0], target.pins, own)
+            raise explain.wrong_authority(target.text.partition("#")[0], pins, own)
         return await self._connect_verified(target, tuple(shown[at] for at in found), identity)
 
     async def _connect_verified(

@@ -19,6 +19,7 @@ from fray.model.service_key import ServiceKey
 from fray.net.channel.channel import HandlerFactory
 from fray.net.channel.public import Acceptor
 from fray.net.codec import decode_message, encode_message
+from fray.net.controller_address import is_loopback
 from fray.net.transport import RELAY_SCHEME, Network, PeerIdentity, is_relayed
 from fray.runtime.actors.async_actor import AsyncActor
 from fray.runtime.actors.caller_session import CallerSession
@@ -71,6 +72,8 @@ class ActorHostServer:
         """Host name or IP address under which the TCP listener of `listen` is reached."""
         self.networked = False
         """True if `listen` opens a TCP listener, too."""
+        self.has_tls = True
+        """False if that listener is without TLS, as in a cluster that was started with ``--insecure``."""
         self.relayed = False
         """True if it listens on ``relay:``, too, for callers that cannot dial its other addresses."""
         self.make_context: Callable[[IncomingCall], Any] = lambda call: call
@@ -148,7 +151,7 @@ class ActorHostServer:
                 await self._open(self._local_address())
                 if self.networked:
                     # Any free port: the directory tells callers which one it is.
-                    await self._open("tcp:0.0.0.0:0", self.advertise)
+                    await self._open("tls:0.0.0.0:0" if self.has_tls else "tcp:0.0.0.0:0", self.advertise)
         return self.addresses
 
     async def listen_local(self) -> str:
@@ -158,12 +161,14 @@ class ActorHostServer:
             return address if address in self._addresses else await self._open(address)
 
     async def listen_tcp(self, host: str = "127.0.0.1", port: int = 0) -> str:
-        """Listen on another TCP address and return it as ``host:port``.
+        """Listen on another TCP address and return it as ``host:port``, or beyond this machine, with TLS, as
+        ``host:port#fingerprint``.
 
         Raises:
             OSError: it is in use.
         """
-        return (await self._open(f"tcp:{host}:{port}")).partition(":")[2]
+        scheme = "tls" if self.has_tls and not is_loopback(host) else "tcp"
+        return (await self._open(f"{scheme}:{host}:{port}")).partition(":")[2]
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -191,7 +196,9 @@ class ActorHostServer:
         bound: str = await self._nursery.start(listen)
         # A socket bound to 0.0.0.0 has no address by which other machines could reach it.
         if advertise is not None:
-            bound = f"tcp:{advertise}:{bound.rpartition(':')[2]}"
+            scheme, _, rest = bound.partition(":")
+            # With TLS the fingerprint of its certificate follows the port: callers accept no other one.
+            bound = f"{scheme}:{advertise}:{rest.rpartition(':')[2]}"
         self._addresses.append(bound)
         return bound
 

@@ -1,0 +1,146 @@
+"""A cluster over TLS on an address of this machine beyond loopback: daemons, drivers and actors as processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+import fray
+from fray.errors import InvalidRequest, Unauthorized
+from fray.model.join_tokens import split_pins
+from fray.net.transport import Credential
+from fray.net.transports.websocket import WebSocketNetwork
+from fray.runtime.calls.wire import CALLER_KEY_ID
+from tests.processes.lab import SMALL, Lab
+
+
+def own_address() -> str:
+    """An address of this machine that is not loopback; empty if it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])
+
+
+HOST = own_address()
+pytestmark = pytest.mark.skipif(not HOST, reason="this machine has no address but loopback")
+
+
+class TlsLab(Lab):
+    """The daemons, listening for other machines, with the token that the controller makes."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.spec = f"fray://{HOST}:{self.port}"
+
+    @property
+    def token(self) -> str:
+        return (self.directory / "store" / "token").read_text().strip()
+
+    def start(self, name: str, module: str, *arguments: str) -> None:
+        token = {} if name == "controller" else {"FRAY_TOKEN": self.token}
+        environ = {key: value for key, value in os.environ.items() if key != "FRAY_TOKEN"} | token
+        with (self.directory / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments], stdout=log, stderr=log, env=environ, start_new_session=True
+            )
+
+    def start_controller(self, *arguments: str) -> None:
+        store, listen = str(self.directory / "store"), f"{HOST}:{self.port}"
+        self.start("controller", "fray.controller.main", "--listen", listen, "--store", store, *arguments)
+
+    def wait_for(self, name: str, text: str) -> None:
+        """Wait until the log of a daemon contains this."""
+        give_up_at = time.monotonic() + 60
+        while text not in (self.directory / f"{name}.log").read_text():
+            assert time.monotonic() < give_up_at, (self.directory / f"{name}.log").read_text()
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[TlsLab]:
+    lab = TlsLab(tmp_path)
+    try:
+        lab.start_controller()
+        lab.wait_for("controller", "controller started")
+        yield lab
+    finally:
+        lab.close()
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.n = 0
+
+    def add(self, k: int) -> int:
+        self.n += k
+        return self.n
+
+
+async def call_twice(counter: object) -> int:
+    """A job that calls an actor in another process."""
+    await counter.add(1)  # type: ignore[attr-defined]
+    return int(await counter.add(1))  # type: ignore[attr-defined]
+
+
+@pytest.mark.promise("P9")
+async def test_jobs_actors_and_rotation_over_tls(lab: TlsLab, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("n1", "n2"):
+        lab.start_node(name)
+        lab.wait_for(name, "issued a certificate")
+    monkeypatch.delenv("FRAY_CA_FINGERPRINT", raising=False)
+    secret, pins = split_pins(lab.token)
+    with pytest.raises(InvalidRequest, match="the fingerprint of its certificate authority is missing"):
+        async with fray.open_cluster(lab.spec, token=secret):
+            pass
+    with pytest.raises(Unauthorized, match="is not the expected server"):
+        async with fray.open_cluster(f"{lab.spec}#{'ab' * 32}", token=secret):
+            pass
+    with trio.fail_after(100):
+        async with fray.open_cluster(lab.spec, token=lab.token) as cluster, cluster.open_scope() as scope:
+            counter = await scope.create_actor(Counter, name="counter", resources=SMALL)
+            assert await counter.add(1) == 1
+            endpoint = counter._connection_route().endpoint
+            assert endpoint is not None
+            direct = [address for address in endpoint.addresses if address.startswith(("tls:", "tcp:"))]
+            assert len(direct) == 1
+            assert direct[0].startswith(f"tls:{HOST}:")
+            # The entry has the fingerprint of the host's own certificate, and another one is not accepted.
+            network, credential = WebSocketNetwork(), Credential(CALLER_KEY_ID, endpoint.key)
+            (await network.dial(direct[0], credential, timeout_s=5)).abort()
+            with pytest.raises(Unauthorized, match="is not the expected server"):
+                await network.dial(f"{direct[0].partition('#')[0]}#{pins[0]}", credential, timeout_s=5)
+            assert await scope.run(call_twice, counter, resources=SMALL) == 3
+            # The authority is replaced; the driver and the actor that exist continue, and new ones come.
+            command = [sys.executable, "-m", "fray.cli", "ca", "rotate", "--store", str(lab.directory / "store")]
+            replaced = await trio.run_process(command, capture_stdout=True)
+            assert pins[0] in replaced.stdout.decode()
+            await trio.to_thread.run_sync(lab.wait_for, "controller", "authority was replaced")
+            assert await counter.add(1) == 4
+            async with fray.open_cluster(f"{lab.spec}#{pins[0]}", token=secret) as late:
+                assert len(await late.nodes()) == 2
+            async with fray.open_cluster(lab.spec, token=lab.token) as late:
+                assert len(await late.nodes()) == 2
+
+
+async def test_a_machine_joins_by_a_token_with_the_fingerprint(lab: TlsLab, tmp_path: Path) -> None:
+    async with fray.open_cluster(lab.spec, token=lab.token) as cluster:
+        join = await cluster.join_token("gpu-7")
+        assert split_pins(join)[1] == split_pins(lab.token)[1]
+        (tmp_path / "join").write_text(join)
+        lab.start_node("gpu-7", "--join-token-file", str(tmp_path / "join"))
+        with trio.fail_after(60):
+            await cluster.wait_for_nodes(1)
+        await trio.to_thread.run_sync(lab.wait_for, "gpu-7", "issued a certificate")
+    log = (tmp_path / "controller.log").read_text()
+    assert "issued a certificate for node gpu-7" in log
