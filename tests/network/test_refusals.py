@@ -45,12 +45,10 @@ def test_connections_that_a_middlebox_resets_are_made_again(lab: Laboratory, tim
         assert_effects(driver, "ledger", len(made))
 
 
-LATE = pytest.mark.xfail(strict=True, reason="the back-off of TCP makes the 4 s nearly 7")
+REFUSED = pytest.mark.xfail(strict=True, reason="a refused connection is taken for the death of the process")
 
 
-@pytest.mark.parametrize(
-    "code", [1, pytest.param(3, marks=LATE), pytest.param(13, marks=LATE)], ids=["host", "port", "firewall"]
-)
+@pytest.mark.parametrize("code", [1, pytest.param(3, marks=REFUSED), 13], ids=["host", "port", "firewall"])
 def test_icmp_errors_end_no_call(code: int, lab: Laboratory, times: Times) -> None:
     with open_test_cluster(lab, "n1") as cluster:
         driver = cluster.open_driver(lab.host("laptop"))
@@ -80,13 +78,13 @@ def test_the_end_of_a_process_is_known_at_once_where_its_machine_answers(lab: La
 def test_a_node_that_is_killed_alone_is_lost_at_once(lab: Laboratory, times: Times) -> None:
     with open_test_cluster(lab, "n1", "n2") as cluster:
         driver = cluster.open_driver(lab.host("laptop"))
-        old = driver.do("create", "ledger", max_restarts=-1).split()[0]
+        old = driver.do("create", "ledger", max_restarts=-1, may_overlap=True).split()[0]
         call = driver.start("call", "ledger", "add_slowly", "x", 60.0)
         driver.do("call", "ledger", "add", "y")
         killed_at = time.monotonic()
         cluster.daemons[old].kill()
-        assert "OutcomeUnknown" in call.error(60)
-        times.check("the end of a call to an actor below a killed node", call.ended_at - killed_at, 2.0)
+        assert call.error(60).startswith(("OutcomeUnknown", "MachineLost"))
+        times.check("the end of a call to an actor below a killed node", call.ended_at - killed_at, 5.0)
         again = driver.start("call", "ledger", "where")
         assert again.value(60).split()[0] != old
-        times.check("an actor below a killed node answers elsewhere", again.ended_at - killed_at, 5.0)
+        times.check("an actor below a killed node answers elsewhere", again.ended_at - killed_at, 8.0)
