@@ -30,6 +30,7 @@ from fray.errors import (
 )
 from fray.model.messages.session import Goodbye, Hello, Refuse, Welcome
 from fray.net import codec
+from fray.net.channel import channel as channel_module
 from fray.net.channel import session
 from fray.net.channel.connection import STREAM_BYTES
 from fray.net.channel.dialer import Failure, decide_outcome
@@ -45,6 +46,7 @@ from fray.net.channel.session import (
     HEARTBEAT_S,
     PROTOCOL,
     SILENT_PERIODS,
+    FragmentBudget,
 )
 from fray.net.codec import ACK, MORE, Bytes, Kind, encode_frame
 from fray.net.transport import Credential, PeerIdentity, Transport
@@ -1151,6 +1153,37 @@ async def test_fragments_without_end_are_bounded(monkeypatch: pytest.MonkeyPatch
         await far.wait_event("end")
         assert isinstance(far.error, MessageTooLarge)
         assert far.bodies == []
+
+
+async def test_incomplete_bodies_of_all_sessions_have_one_limit(autojump_clock: MockClock) -> None:
+    async with open_harness() as harness:
+        budget = FragmentBudget(limit_bytes=700_000, key_limit_bytes=500_000)
+        channel_module._budget.set(budget)
+
+        async def begin(session: str, key_id: str, size: int) -> Transport:
+            dialed = await harness.network.at(session).dial(HOST, Credential(key_id, "key"), timeout_s=1)
+            part = encode_frame(Kind.CALL, 1, bytes(size), flags=MORE)
+            await dialed.send([ACK.pack(0), hello(session=session)])
+            await dialed.send([ACK.pack(0), part])
+            await trio.testing.wait_all_tasks_blocked()
+            return dialed
+
+        first = await begin("a", "attempt:one", 250_001)
+        second = await begin("b", "attempt:one", 249_999)
+        await begin("c", "attempt:two", 200_000)
+        assert budget.size_bytes == 700_000
+        assert [each.error for each in harness.recorders] == [None] * 3
+        fourth = await begin("d", "attempt:three", 1)
+        ended, *others = harness.recorders
+        assert isinstance(ended.error, ChannelFull), "the largest of the key with the most, and not the newest"
+        assert [each.error for each in others] == [None] * 3
+        assert ended.bodies == []
+        for dialed in (second, fourth):
+            await dialed.send([ACK.pack(0), encode_frame(Kind.CALL, 1, b"end")])
+        await trio.testing.wait_all_tasks_blocked()
+        assert [len(body) for each in others for body in each.bodies] == [250_002, 4]
+        assert budget.size_bytes == 200_000
+        first.abort()
 
 
 async def test_a_listener_that_answers_nonsense_is_a_protocol_mismatch(autojump_clock: MockClock) -> None:

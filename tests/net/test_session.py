@@ -16,6 +16,7 @@ from fray.net.channel import session
 from fray.net.channel.session import (
     PROTOCOL,
     STALE_S,
+    FragmentBudget,
     Heartbeat,
     HeartbeatAction,
     HelloDecision,
@@ -101,6 +102,30 @@ def test_a_full_send_queue_raises_channel_full(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ChannelFull) as caught:
         outbox.check_room(41)
     assert caught.value.details["held_bytes"] == 60
+
+
+def test_one_byte_past_the_limit_of_a_key_ends_its_largest_session() -> None:
+    budget = FragmentBudget(limit_bytes=100, key_limit_bytes=10)
+    assert budget.note("k", "a", 6) is None
+    assert budget.note("k", "b", 4) is None
+    assert budget.note("l", "c", 10) is None
+    assert budget.note("k", "b", 5) == "a"
+    assert budget.note("l", "c", 11) == "c"
+    assert budget.note("k", "a", 0) is None
+    assert budget.note("k", "b", 10) is None
+
+
+def test_one_byte_past_the_common_limit_ends_the_largest_session_of_the_key_with_most() -> None:
+    budget = FragmentBudget(limit_bytes=10, key_limit_bytes=8)
+    assert budget.note("k", "a", 3) is None
+    assert budget.note("k", "b", 2) is None
+    assert budget.note("l", "c", 4) is None
+    assert budget.note("m", "d", 1) is None
+    assert budget.size_bytes == 10
+    assert budget.note("m", "d", 2) == "a"
+    for key_id, name in (("k", "a"), ("k", "b"), ("l", "c"), ("m", "d")):
+        assert budget.note(key_id, name, 0) is None
+    assert budget.size_bytes == 0
 
 
 def test_fragments_are_bounded_and_joined() -> None:

@@ -144,7 +144,12 @@ class Acceptor:
     def _start_session(self, transport: Transport, hello: Hello, greeting: bytes) -> _Session:
         # First, since it may refuse: nothing has been created then.
         answer, make_handler = self._answer_greeting(transport.peer, greeting)
-        channel = Channel(session=hello.session, incarnation=hello.incarnation, remote=transport.peer.remote)
+        channel = Channel(
+            session=hello.session,
+            incarnation=hello.incarnation,
+            remote=transport.peer.remote,
+            key_id=transport.peer.key_id,
+        )
         channel.begin(make_handler(channel))
         record = SessionRecord(
             key_id=transport.peer.key_id,

@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 import trio
 from attrs import define
 
-from fray.errors import ChannelClosed, FrayError
+from fray.errors import ChannelClosed, ChannelFull, FrayError
 from fray.model.messages.session import Goodbye
 from fray.net import codec
 from fray.net.buffers.chunks import ChunkReceiver, ChunkSender
@@ -23,6 +23,7 @@ from fray.net.channel.session import (
     BUFFER_LIMIT_FRAMES,
     HEARTBEAT_S,
     HIGH_WATER_BYTES,
+    FragmentBudget,
     ReceiveState,
     SendQueue,
 )
@@ -36,6 +37,7 @@ JOIN_BELOW_BYTES = 4096
 CLOSE_S = 2.0
 """Longest duration of `Channel.close`."""
 _BULK = int(Kind.BULK)
+_budget: trio.lowlevel.RunVar[FragmentBudget] = trio.lowlevel.RunVar("fray fragments")
 _pack = HEADER.pack
 
 
@@ -97,14 +99,16 @@ class ChannelStats:
 class Channel:
     """Supervised channel to one peer, created by `run_dialed` and `Acceptor` only."""
 
-    def __init__(self, *, session: str, incarnation: str, remote: str) -> None:
+    def __init__(self, *, session: str, incarnation: str, remote: str, key_id: str = "") -> None:
         self.session = session
+        self.key_id = key_id
+        """Key that the dialer has proven; empty at the dialer's end."""
         self.incarnation = incarnation
         """Incarnation of the peer."""
         self.remote = remote
         self.stats = ChannelStats()
         self.outbox = SendQueue()
-        self.inbox = ReceiveState()
+        self.inbox = ReceiveState(on_fragments=self._note_fragments)
         self.bulk_out = ChunkSender()
         """Large buffers to the peer: add to it, send the frame that announces them, then call `mark_announced`."""
         self.bulk_in = ChunkReceiver()
@@ -479,6 +483,8 @@ class Channel:
                     # sent.
                     if flags & MORE or (inbox.fragments and kind != _BULK):
                         inbox.add_fragment(body, MESSAGE_LIMIT_BYTES)
+                        if self._connection is not connection:
+                            return
                         if flags & MORE:
                             continue
                         body = inbox.take_fragments()
@@ -493,6 +499,18 @@ class Channel:
             if self._connection is not connection:
                 return
         self._call(lambda handler: handler.on_batch())
+
+    def _note_fragments(self, size_bytes: int) -> None:
+        session = _fragment_budget().note(self.key_id, self, size_bytes)
+        if isinstance(session, Channel):
+            budget, size_bytes = _fragment_budget(), session.inbox.fragments_bytes
+            session.abort(
+                ChannelFull(
+                    f"incomplete messages of all sessions are over the limit ({budget.limit_bytes} bytes, "
+                    f"{budget.key_limit_bytes} of one key), and that of this session is the largest ({size_bytes})",
+                    held_bytes=size_bytes,
+                )
+            )
 
     def _on_ack(self, count: int) -> None:
         outbox = self.outbox
@@ -510,6 +528,16 @@ class Channel:
             if isinstance(message, Goodbye):
                 orderly = ChannelClosed(message.reason, reason=message.reason)
                 self.end(codec.error_from_dict(message.error) if message.error else orderly)
+
+
+def _fragment_budget() -> FragmentBudget:
+    """Return the budget of all channels in this loop: mostly the only one of the process."""
+    try:
+        return _budget.get()
+    except LookupError:
+        budget = FragmentBudget()
+        _budget.set(budget)
+        return budget
 
 
 HandlerFactory: TypeAlias = Callable[[Channel], Handler]

@@ -14,7 +14,7 @@ by sending a frame.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from enum import Enum
 from typing import Any, TypeAlias
 
@@ -33,6 +33,10 @@ BUFFER_LIMIT_BYTES = 128 * 1024 * 1024
 """Limit of unsent and unacknowledged frames of one session; beyond it `ChannelFull` is raised."""
 BUFFER_LIMIT_FRAMES = 1_000_000
 """The same in frames; for small frames only unsent ones count."""
+FRAGMENTS_LIMIT_BYTES = 512 * 1024 * 1024
+"""Limit of incomplete bodies of all sessions of a process."""
+KEY_FRAGMENTS_LIMIT_BYTES = 256 * 1024 * 1024
+"""The same of all sessions of one key."""
 HIGH_WATER_BYTES = 16 * 1024 * 1024
 """Amount above which `Channel.wait_room` waits."""
 # Acknowledgements usually travel in front of frames. For traffic in one direction these limits are far below every
@@ -246,6 +250,8 @@ class ReceiveState:
     unacked_bytes: int = 0
     fragments: list[Bytes] = Factory(list)
     fragments_bytes: int = 0
+    on_fragments: Callable[[int], None] = field(default=lambda size_bytes: None, repr=False, eq=False)
+    """Called with the size of the incomplete frame when it has changed."""
 
     def is_ack_due(self) -> bool:
         """Return whether enough was received to acknowledge it without waiting for a frame to send."""
@@ -272,18 +278,57 @@ class ReceiveState:
                 limit_bytes=limit_bytes,
             )
         self.fragments.append(body)
+        self.on_fragments(self.fragments_bytes)
 
     def take_fragments(self) -> bytes:
         """Return all fragments as one body, and drop them."""
         body = b"".join(self.fragments)
-        self.fragments = []
-        self.fragments_bytes = 0
+        self._drop_fragments()
         return body
 
     def clear(self) -> None:
         """Drop everything: a new instance starts at zero."""
-        self.received = self.acked = self.unacked_bytes = self.fragments_bytes = 0
-        self.fragments = []
+        self.received = self.acked = self.unacked_bytes = 0
+        self._drop_fragments()
+
+    def _drop_fragments(self) -> None:
+        dropped, self.fragments, self.fragments_bytes = self.fragments, [], 0
+        if dropped:
+            self.on_fragments(0)
+
+
+@define(eq=False)
+class FragmentBudget:
+    """Sizes of the incomplete bodies of all sessions of a process, with a limit for all and one for each key.
+
+    Over a limit the session with the largest incomplete body has to end: among those of the key, or of the key with the
+    most. So one that never completes its bodies does not affect the small ones of others.
+    """
+
+    limit_bytes: int = FRAGMENTS_LIMIT_BYTES
+    key_limit_bytes: int = KEY_FRAGMENTS_LIMIT_BYTES
+    _held: dict[str, dict[Hashable, int]] = Factory(dict)
+    """Bytes by key and session."""
+
+    def note(self, key_id: str, session: Hashable, size_bytes: int) -> Hashable | None:
+        """Record the size of a session's incomplete body; return the session that has to end, if any."""
+        sessions = self._held.setdefault(key_id, {})
+        sessions[session] = size_bytes
+        if not size_bytes:
+            del sessions[session]
+            if not sessions:
+                del self._held[key_id]
+            return None
+        if sum(sessions.values()) <= self.key_limit_bytes:
+            sums = {each: sum(held.values()) for each, held in self._held.items()}
+            if sum(sums.values()) <= self.limit_bytes:
+                return None
+            sessions = self._held[max(sums, key=lambda each: sums[each])]
+        return max(sessions, key=lambda each: sessions[each])
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(sum(held.values()) for held in self._held.values())
 
 
 # Hello and welcome ---------------------------------------------------------------------------------------------------
