@@ -25,7 +25,7 @@ from typing import IO, Any
 from attrs import asdict, define, field
 
 from tests.network.fabric import ANY, DROP, ICMP_FIREWALL, REJECT, RESET, RESET_BOTH
-from tests.network.host import DEVICE, DISK, HostPlan
+from tests.network.host import DEVICE, DISK, SHARED, HostPlan
 from tests.network.namespaces import reason_to_skip
 
 MESSAGE_LIMIT_BYTES = 64 * 1024
@@ -135,7 +135,9 @@ class Host:
             pipes: whether ``stdin`` and ``stdout`` are pipes.
         """
         (self.disk / "home").mkdir(exist_ok=True)
-        environ = {**os.environ, "HOME": f"{DISK}/home", "PYTHONPATH": os.getcwd(), **(env or {})}
+        paths = f"{os.getcwd()}:{os.getcwd()}/tests/network/shifted_clock"
+        own = {"HOME": f"{DISK}/home", "PYTHONPATH": paths, "FRAY_LAB_CLOCK": f"{SHARED}/{self.name}.clock"}
+        environ = {**os.environ, **own, **(env or {})}
         log_file = self.laboratory.directory / f"{self.name}.{log}.log"
         status, status_end = os.pipe2(os.O_CLOEXEC)
         stdin, to_stdin = os.pipe2(os.O_CLOEXEC) if pipes else (os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), -1)
@@ -182,6 +184,10 @@ class Host:
         """Switch it off and on again; what ran there is not started."""
         self.kill()
         self.start()
+
+    def set_clock(self, seconds: float) -> None:
+        """Shift the wall clock that Python programs of this host read, by so much from the true time."""
+        (self.laboratory.shared / f"{self.name}.clock").write_text(str(seconds))
 
     def change_address(self, address: str) -> None:
         """Give the machine another address, as another access point does. Its sockets keep the old one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import pytest
@@ -182,3 +183,24 @@ def test_calls_streams_and_arrays_arrive_once_over_a_bad_network(lab: Laboratory
         assert array.value(120)
         assert lab.seen()["lost"] > 0
         assert driver.do("call", "ledger", "effects") == {"keys": len(made) + 1, "items": 2000, "repeated": []}
+
+
+@pytest.mark.parametrize("shifted", ["controller", "n1", "laptop"])
+def test_a_wall_clock_that_jumps_an_hour_forth_and_back_ends_nothing(
+    shifted: str, lab: Laboratory, times: Times
+) -> None:
+    with open_test_cluster(lab, "n1") as cluster:
+        driver = cluster.open_driver(lab.host("laptop"))
+        driver.do("create", "ledger")
+        driver.do("launch", "job", 10.0)
+        calls = driver.start("calls", "ledger", "x", 8.0)
+        for seconds in (3600, -3600, 0):
+            lab.hosts[shifted].set_clock(seconds)
+            driver.do("create", f"after{seconds}")
+            now = float(lab.hosts[shifted].output_of(sys.executable, "-c", "import time; print(time.time())"))
+            assert abs(now - time.time() - seconds) < 60, "the clock was shifted"
+        made = calls.value(60)
+        times.check(f"a call while the clock of {shifted} jumps", longest_s(made), 1.5)
+        driver.do("wait", "job")
+        assert driver.do("nodes") == {"n1": "alive"}
+        assert_effects(driver, "ledger", len(made))
