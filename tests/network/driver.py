@@ -177,13 +177,21 @@ class Console:
         try:
             answer["value"] = await getattr(self, asked["do"])(*asked["args"], **asked["options"])
         except BaseException as error:
-            answer["error"] = f"{type(error).__name__}: {error}"
+            answer["error"] = error_text(error)
             # The test judges errors of calls; a cancellation is an answer too, and passes on.
             if not isinstance(error, Exception):
                 raise
         finally:
             answer["ended"] = time.monotonic()
             print(json.dumps(answer), flush=True)
+
+
+def error_text(error: BaseException) -> str:
+    """Return type and text of an error; of a group, those of its errors besides cancellations."""
+    if isinstance(error, BaseExceptionGroup):
+        _, others = error.split(trio.Cancelled)
+        return "; ".join(error_text(each) for each in (others or error).exceptions)
+    return f"{type(error).__name__}: {error}"
 
 
 async def main() -> None:

@@ -78,7 +78,6 @@ def test_a_launch_waits_no_longer_than_the_controller_is_away(away_s: int, lab: 
         times.check(f"a launch after a controller was away for {away_s} s", launch.ended_at - began, 5.0)
 
 
-@pytest.mark.xfail(strict=True, reason="calls and streams of an ended session are cancelled without its error")
 @pytest.mark.within(240)
 def test_calls_of_a_driver_that_returns_too_late_end_with_the_end_of_its_session(lab: Laboratory) -> None:
     with open_test_cluster(lab, "n1", controller_options=("--driver-grace-s", "5")) as cluster:
