@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +17,9 @@ from fray.controller.store import Store
 from fray.errors import FrayError, Unauthorized
 from fray.net import auth
 from fray.net.transport import Credential
-from fray.net.transports import http_upgrade
+from fray.net.transports import http_upgrade, local_handshake, sockets
+from fray.net.transports.tls_dialer import TlsDialer
+from fray.net.transports.tls_listener import TlsServer
 from fray.net.transports.websocket import WebSocketNetwork
 from tests.support.forwarded_port import forward_port
 
@@ -166,3 +169,37 @@ async def test_a_living_challenge_that_is_passed_on_is_answered_for_another_addr
             async with impostor(victim=address) as relaying:
                 await dial_once(relaying.address)
                 assert [answer[:13] for answer in relaying.answers] == [b"HTTP/1.1 421 "]
+
+
+async def test_with_tls_a_challenge_that_is_passed_on_is_answered_for_another_certificate() -> None:
+    """Both listeners are known by their own certificates, and addresses are not compared."""
+    answers: list[bytes] = []
+    own = TlsServer()
+    own.prepare()
+
+    async def pass_on(sock: socket.socket, real: str) -> None:
+        near, far = await own.accept(sock), await TlsDialer().connect(sockets.parse(real))
+        with near, far:
+            for _ in range(2):
+                request, _ = await local_handshake._receive_head(near, b"GET ")
+                await local_handshake._send(far, request + END)
+                answer, _ = await local_handshake._receive_head(far, b"HTTP/1.1 ")
+                answers.append(answer)
+                await local_handshake._send(near, answer + END)
+
+    async with controller(Store.memory(), "tls:127.0.0.1:0") as running:
+        (address,) = running.addresses
+        (await WebSocketNetwork().dial(address, CREDENTIAL, timeout_s=5)).abort()
+        with sockets.listening(sockets.parse("tcp:127.0.0.1:0")) as (listener, bound):
+            async with trio.open_nursery() as nursery:
+
+                async def serve() -> None:
+                    sock, _ = await sockets.accept(listener)
+                    await pass_on(sock, address)
+
+                nursery.start_soon(serve)
+                refused = await dial_once(f"{bound.replace('tcp:', 'tls:')}#{own.pins[0]}")
+        assert isinstance(refused, Unauthorized)
+        assert is_challenge(answers[0] + END)
+        assert answers[1].startswith(b"HTTP/1.1 401 ")
+        assert not is_challenge(answers[1])
