@@ -250,7 +250,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("policy_file", "workspaces"),
         ("store",),
         ("context", "restore"),
-        ("connections", "loop", "provider_driver"),
+        ("backup", "connections", "loop", "provider_driver"),
         ("options", "serve"),
         ("main",),
     ),

@@ -13,7 +13,7 @@ from fray.errors import InvalidRequest
 from fray.model.ids import split_attempt
 from fray.model.log_records import LogLine, LogLineKind
 from fray.model.specs import JobInfo
-from fray.model.text import plural
+from fray.model.text import plural, visible_text
 
 
 async def logs(cluster: Cluster, options: argparse.Namespace) -> int:
@@ -33,7 +33,7 @@ async def logs(cluster: Cluster, options: argparse.Namespace) -> int:
     async with reader as lines:
         async for line in lines:
             has_lines = True
-            _say(line, options)
+            print_log_line(line, options)
             if options.follow:
                 sys.stdout.flush()
     if not has_lines:
@@ -66,7 +66,8 @@ def since_s(text: str | None) -> float | None:
         raise InvalidRequest(f"--since {text!r} is not a valid duration; examples: 30s, 10m, 2h, 1d") from None
 
 
-def _say(line: LogLine, options: argparse.Namespace) -> None:
+def print_log_line(line: LogLine, options: argparse.Namespace) -> None:
+    """Print a line on its stream, or as JSON."""
     if options.json:
         import json
 
@@ -77,7 +78,10 @@ def _say(line: LogLine, options: argparse.Namespace) -> None:
         return
     time = f"{clock(line.time)}  " if options.times else ""
     name = f"({line.name}) " if options.tree else ""
-    (sys.stdout if line.stream == "out" else sys.stderr).write(f"{time}{name}{line.text}\n")
+    out = sys.stdout if line.stream == "out" else sys.stderr
+    # As pagers do: programs and files get what was printed, a terminal only its colors.
+    text = line.text if options.raw or not out.isatty() else visible_text(line.text, colors=True)
+    out.write(f"{time}{name}{text}\n")
 
 
 def gap_text(line: LogLine) -> str:

@@ -84,9 +84,10 @@ def _only_error(group: BaseExceptionGroup[BaseException]) -> BaseException | Non
 
 def print_error(error: Exception) -> int:
     """Print the error on standard error; return the exit code for it."""
+    from fray.cli.output import safe_text
     from fray.errors import DeadlineExceeded, InvalidRequest
 
-    print(f"fray: {error}", file=sys.stderr)
+    print(f"fray: {safe_text(str(error), sys.stderr)}", file=sys.stderr)
     if isinstance(error, DeadlineExceeded):
         return TIMED_OUT
     return USAGE if isinstance(error, InvalidRequest) else FAILED

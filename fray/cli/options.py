@@ -47,7 +47,7 @@ def parser_of() -> Parser:
     )
     about_shares = (_queue, _usage)
     about_machines = (_nodes, _node, _machine_groups, _scale, _cordon, _uncordon, _drain, _reservations, _reservation)
-    for add in (*about_jobs, *about_shares, *about_machines, _token, _ca, _actors):
+    for add in (*about_jobs, *about_shares, *about_machines, _token, _ca, _actors, _doctor, _backup):
         add(verbs)
     return parser
 
@@ -120,6 +120,9 @@ def _logs(verbs: Verbs) -> None:
     parser.add_argument("--stream", choices=("out", "err", "sys"), help="only this stream (sys: messages of Fray)")
     parser.add_argument("--grep", default="", metavar="TEXT", help="only lines that contain this")
     parser.add_argument("--times", action="store_true", help="prefix each line with its time")
+    parser.add_argument(
+        "--raw", action="store_true", help="print control characters as they are, also on a terminal (default: ^[ …)"
+    )
     one_job(parser)
 
 
@@ -341,3 +344,28 @@ def _actors(verbs: Verbs) -> None:
     parser.add_argument(
         "--all-namespaces", "-A", action="store_true", help="all namespaces, whatever FRAY_NAMESPACE is"
     )
+
+
+def _doctor(verbs: Verbs) -> None:
+    text = "check this machine and its way to the cluster: what is wrong, and what to do"
+    example = "  fray doctor\n  fray doctor --cluster fray://lab:7421 --json | jq '.[] | select(.result == \"failed\")'"
+    parser = verb(verbs, "doctor", "administration.doctor:doctor", text, example, opens="itself")
+    parser.add_argument(
+        "--directory",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="also check the space for this directory (--store, --state-dir); may be repeated",
+    )
+
+
+def _backup(verbs: Verbs) -> None:
+    text = "copy the store of a controller into one file, also while it runs; or restore one"
+    example = (
+        "  fray backup --store /var/lib/fray /backup/fray.tar\n"
+        "  fray backup --store /var/lib/fray --restore /backup/fray.tar   # into an empty or new directory"
+    )
+    parser = verb(verbs, "backup", "administration.backup:backup", text, example, opens="itself")
+    parser.add_argument("file", metavar="FILE", help="the backup, a tar file of mode 0600: it contains all keys")
+    parser.add_argument("--store", required=True, metavar="DIR", help="its directory (fray-controller --store)")
+    parser.add_argument("--restore", action="store_true", help="make the store from the file")

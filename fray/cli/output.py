@@ -9,15 +9,22 @@ import sys
 import time
 from collections.abc import Iterable
 from enum import Enum
-from typing import Any
+from typing import Any, TextIO
 
 import attrs
 
+from fray.model.text import visible_text
+
 
 def say(lines: Iterable[str]) -> None:
-    """Print lines on standard output."""
+    """Print lines on standard output; on a terminal, control characters in them do nothing."""
     for line in lines:
-        sys.stdout.write(f"{line}\n")
+        sys.stdout.write(f"{safe_text(line, sys.stdout)}\n")
+
+
+def safe_text(text: str, stream: TextIO) -> str:
+    """Return lines for a stream: on a terminal without effective control characters, else as they are."""
+    return "\n".join(map(visible_text, text.split("\n"))) if stream.isatty() else text
 
 
 def say_json(value: object) -> None:
@@ -28,7 +35,7 @@ def say_json(value: object) -> None:
 def note(text: str) -> None:
     """Print a message about the command, not part of its result, on standard error."""
     sys.stdout.flush()
-    sys.stderr.write(f"fray: {text}\n")
+    sys.stderr.write(f"fray: {safe_text(text, sys.stderr)}\n")
     sys.stderr.flush()
 
 

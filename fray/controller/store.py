@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import socket
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -34,6 +35,8 @@ EVENTS_LIMIT = 200_000
 Row: TypeAlias = tuple[str, str, str]
 """A row: table, key, JSON."""
 
+_log = logging.getLogger("fray.controller.store")
+
 _APPLICATION = 0x46726179  # "Fray"
 _HEADER_BYTES = 100
 _TRIM = 1_000
@@ -44,8 +47,10 @@ _LOG_BYTES = 16 * 1024 * 1024
 """Size to which the write-ahead log is truncated after a large transaction."""
 
 SCHEMA_VERSION = 2
-"""Version of the tables and of the rows in them. To be raised with every change that an older controller could not
-read."""
+"""Version of the tables and of the rows in them. To be raised, with a step in `MIGRATIONS`, with every change that an
+older controller could not read."""
+MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}
+"""Steps from a version to the next one, by the earlier version; each changes tables and rows within a transaction."""
 _SCHEMA = """
     CREATE TABLE rows (tbl TEXT NOT NULL, key TEXT NOT NULL, json TEXT NOT NULL, UNIQUE (tbl, key));
     CREATE TABLE events (id INTEGER PRIMARY KEY, time REAL NOT NULL, job TEXT NOT NULL, what TEXT NOT NULL, text TEXT);
@@ -289,7 +294,9 @@ def _open(file: Path, synchronous: str) -> sqlite3.Connection:
         if Path(f"{file}-wal").exists():
             raise _damaged(file, "the file is missing, but its write-ahead log exists")
         _create(file)
-    _check(file)
+    version = _check(file)
+    if version != SCHEMA_VERSION:
+        _migrate(file, version)
     db = _connect(str(file))
     # WAL: a commit is a sequential write and one fsync; a rollback journal needs several.
     db.execute("PRAGMA journal_mode = WAL")
@@ -313,8 +320,59 @@ def _create(file: Path) -> None:
     flush(file.parent)
 
 
-def _check(file: Path) -> None:
-    """Check that this is a sound store of this version, without writing.
+def _migrate(file: Path, version: int) -> None:
+    """Bring a store of an earlier version to this one, in one transaction; a copy from before it stays beside it."""
+    kept = file.with_name(f"{file.name}.schema-{version}")
+    # Written again if it is there: an earlier attempt may have been killed while it wrote.
+    kept.unlink(missing_ok=True)
+    _copy(file, kept)
+    db = _connect(str(file))
+    try:
+        db.execute("BEGIN IMMEDIATE")
+        for step in range(version, SCHEMA_VERSION):
+            MIGRATIONS[step](db)
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        db.execute("COMMIT")
+    finally:
+        # Without the commit, closing rolls back.
+        db.close()
+    _log.info("store %s migrated from schema %d to %d; its copy is %s", file, version, SCHEMA_VERSION, kept)
+
+
+def _copy(file: Path, into: Path) -> None:
+    """Copy a database that may be in use into a new file of mode 0600."""
+    os.close(os.open(into, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    source, target = _connect(f"file:{_uri_path(file)}?mode=ro", uri=True), _connect(str(into))
+    try:
+        # All pages in one step: in several, each transaction of the controller would begin it again.
+        source.backup(target)
+        # The header says WAL; without a side file the copy is one file.
+        target.execute("PRAGMA journal_mode = DELETE")
+    finally:
+        source.close()
+        target.close()
+    flush(into)
+
+
+def copy_database(store: Path, into: Path) -> None:
+    """Copy the database of a store, also while its controller runs: all of a transaction, or nothing of it.
+
+    Raises:
+        StoreError: there is no store, or it cannot be read.
+    """
+    file = store / "fray.db"
+    if not file.exists():
+        raise StoreError(f"there is no store in {store}: pass the directory of fray-controller --store")
+    try:
+        _copy(file, into)
+        _check(into)
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"store {store} cannot be copied: {error}") from error
+
+
+def _check(file: Path) -> int:
+    """Check that this is a sound store of this version or of one that can be migrated, without writing; return its
+    version.
 
     Raises:
         StoreError: the file is not a store, of another version, or damaged.
@@ -337,13 +395,22 @@ def _check(file: Path) -> None:
         raise _damaged(file, str(error)) from error
     if application != _APPLICATION:
         raise StoreError(f"{file} is not a Fray store; nothing was changed. Pass another --store directory")
-    if version != SCHEMA_VERSION:
+    if version > SCHEMA_VERSION:
         raise StoreError(
-            f"store {file} was written by an incompatible version of Fray (schema {version}, expected "
-            f"{SCHEMA_VERSION}); nothing was changed. Pass another --store directory"
+            f"store {file} was written by a later version of Fray (schema {version}; this one has {SCHEMA_VERSION}); "
+            "nothing was changed. Start that version again, restore a backup from before the upgrade (fray backup "
+            f"--restore; {file.name}.schema-{SCHEMA_VERSION} beside it is the database of then), or pass another "
+            "--store directory"
+        )
+    if not all(step in MIGRATIONS for step in range(version, SCHEMA_VERSION)):
+        raise StoreError(
+            f"store {file} was written by an earlier version of Fray (schema {version}), from which this one (schema "
+            f"{SCHEMA_VERSION}) cannot migrate; nothing was changed. Upgrade by way of a version between them, or pass "
+            "another --store directory"
         )
     if health != "ok":
         raise _damaged(file, health)
+    return int(version)
 
 
 def _uri_path(file: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 _SIGNALS = [
@@ -91,3 +92,31 @@ def plural(count: int, noun: str, many: str = "") -> str:
 def signal_name(number: int) -> str:
     """Return ``SIGKILL`` for 9, and ``signal 77`` for a number without a name."""
     return f"SIG{_SIGNALS[number - 1]}" if 0 < number <= len(_SIGNALS) else f"signal {number}"
+
+
+def visible_text(text: str, *, colors: bool = False) -> str:
+    """Return a line for a terminal, in which control characters are visible (``^[``) and do nothing; tabs stay.
+
+    Args:
+        colors: sequences that only set colors stay, too, and end with the line.
+    """
+    # Titles, links, the clipboard, and text that hides other text: a terminal obeys them.
+    if text.isprintable():
+        return text
+    if not colors or "\x1b[" not in text:
+        return _CONTROL.sub(_caret, text)
+    parts = _COLORS.split(text)
+    shown = [part if index % 2 else _CONTROL.sub(_caret, part) for index, part in enumerate(parts)]
+    return "".join(shown) + (RESET if len(parts) > 1 else "")
+
+
+RESET = "\x1b[0m"
+"""Sequence that ends all colors of a terminal."""
+_COLORS = re.compile(r"(\x1b\[[0-9;:]*m)")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+"""Control characters but the tab, with those of 8 bits (C1)."""
+
+
+def _caret(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"^{chr(code ^ 64)}" if code < 128 else f"\\x{code:02x}"

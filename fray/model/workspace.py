@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from posixpath import normpath
 
 from fray.errors import InvalidRequest
@@ -28,6 +28,8 @@ SIZE_LIMIT_BYTES = 20 * 1000**3
 own."""
 LINK_LIMIT_BYTES = 4095
 """Limit of a link's target."""
+LINKS_FOLLOWED = 40
+"""Symbolic links that the kernel follows in one path."""
 CHUNK_BYTES = 512 * 1024
 """Approximate content of one chunk."""
 _SMALL_BYTES = CHUNK_BYTES // 2
@@ -181,6 +183,40 @@ def is_outside(path: str, target: str) -> bool:
         return True
     end = normpath(f"{path.rpartition('/')[0]}/{target}".lstrip("/"))
     return end == ".." or end.startswith("../")
+
+
+def find_escape(links: Mapping[str, str]) -> str | None:
+    """Return a symbolic link of a workspace that leads out of it, alone or through others; None if there is none.
+
+    Args:
+        links: targets by the path of the link.
+    """
+    # `is_outside` reads a path as text: behind a link to a directory of another depth, ".." leads elsewhere.
+    return next((path for path in links if is_outside(path, links[path]) or _escapes(path, links)), None)
+
+
+def _escapes(link: str, links: Mapping[str, str]) -> bool:
+    """Return whether following a link leaves the workspace, step by step as the kernel does."""
+    at: list[str] = []
+    left, followed = link.split("/")[::-1], 0
+    while left:
+        part = left.pop()
+        if part == "..":
+            if not at:
+                return True
+            at.pop()
+        elif part not in ("", "."):
+            target = links.get("/".join((*at, part)))
+            if target is None:
+                at.append(part)
+                continue
+            followed += 1
+            if followed > LINKS_FOLLOWED:
+                return False  # the kernel gives up, too (ELOOP)
+            if target.startswith("/"):
+                return True
+            left += target.split("/")[::-1]
+    return False
 
 
 def manifest_parts(text: bytes) -> list[bytes]:

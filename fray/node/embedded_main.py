@@ -3,7 +3,7 @@
 It imports once, forks the zygote, and becomes the node: one interpreter starts where two would (a cold driver takes 510
 ms instead of 800). Invariants: the fork comes before there is a loop, and before the config is read, which has the
 token that no job may know. The driver runs it in the environment that its jobs are to have
-(`fray.node.job_process.bootstrap.node_environ`).
+(`fray.node.job_process.inherited_environ.node_environ`).
 """
 
 from __future__ import annotations

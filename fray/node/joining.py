@@ -183,7 +183,7 @@ def _write(config: NodeConfig, state: JoinState) -> None:
     if not config.state_dir:
         return
     directory = Path(config.state_dir)
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     fields = {"token": state.token, "claim": state.claim, "key_id": state.key_id, "key": state.key}
     # Durable: after a power failure an empty file would cost the machine its key, and the token is spent.
     write_atomically(directory / FILE, json.dumps(fields).encode(), durable=True)

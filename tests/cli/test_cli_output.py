@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
@@ -12,14 +13,19 @@ import trio
 from attrs import evolve
 
 from fray.cli.jobs import advice, described, job_table, lasted, state_now
+from fray.cli.logs import print_log_line
+from fray.cli.main import print_error
 from fray.cli.nodes import described as node_described
 from fray.cli.nodes import node_table, state_of
 from fray.cli.options import parser_of
+from fray.cli.output import say
 from fray.cli.run import WaitReporter, span_of
 from fray.errors import InvalidRequest
+from fray.model.log_records import LogLine
 from fray.model.messages.client import NodeInfo
 from fray.model.monitoring.health import Progress
 from fray.model.specs import AttemptInfo, EndReason, JobInfo, JobState
+from fray.model.text import visible_text
 
 
 def info(state: JobState, *attempts: AttemptInfo, **more: Any) -> JobInfo:
@@ -121,3 +127,42 @@ async def test_a_wait_of_the_command_is_reported_once_if_it_is_long(
         "fray: waits for the controller to answer",
         "fray: waits for the controller to end this session",
     ]
+
+
+# Control characters --------------------------------------------------------------------------------------------------
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\x1b[31mred\x1b[0m \x9b31m\ttab\r\x7f"
+
+
+def test_control_characters_do_nothing_on_a_terminal() -> None:
+    assert visible_text("plain ünïcode 😀") == "plain ünïcode 😀"
+    assert visible_text(EVIL) == "^[]0;owned^G^[[2J^[[31mred^[[0m \\x9b31m\ttab^M^?"
+    assert visible_text(EVIL, colors=True) == ("^[]0;owned^G^[[2J\x1b[31mred\x1b[0m \\x9b31m\ttab^M^?\x1b[0m")
+    # Nothing but sequences of colors is left that begins with ESC.
+    for code in (*range(32), *range(127, 160)):
+        shown = visible_text(f"a{chr(code)}b", colors=True)
+        assert shown.isprintable() or code == 9
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_terminals_get_visible_text_and_programs_what_was_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = LogLine(time=1.0, stream="out", text=EVIL, attempt_id="j:0:0", job_id="j", name="j", number=0)
+    for stream, raw, expected in (
+        (Terminal(), False, visible_text(EVIL, colors=True)),
+        (Terminal(), True, EVIL),
+        (io.StringIO(), False, EVIL),
+    ):
+        monkeypatch.setattr("sys.stdout", stream)
+        print_log_line(line, argparse.Namespace(json=False, times=False, tree=False, raw=raw))
+        assert stream.getvalue() == f"{expected}\n"
+    for stream, expected in ((Terminal(), f"{visible_text(EVIL)}\nnext"), (io.StringIO(), f"{EVIL}\nnext")):
+        monkeypatch.setattr("sys.stdout", stream)
+        say([f"{EVIL}\nnext"])
+        assert stream.getvalue() == f"{expected}\n"
+        monkeypatch.setattr("sys.stderr", stream)
+        print_error(InvalidRequest(EVIL))
+        assert stream.getvalue().endswith(f"fray: {expected.partition(chr(10))[0]}\n")

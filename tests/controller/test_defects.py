@@ -103,7 +103,7 @@ EXAMPLES: Mapping[type, Event] = {
         events.NodeReported(
             node="n1",
             incarnation="i1",
-            report=ObservedState(full=False, observed=(ObservedAttempt(attempt_id="one-1:1:0", phase=Phase.RUNNING),)),
+            report=ObservedState(full=False, observed=(ObservedAttempt(attempt_id="one-1:0:0", phase=Phase.RUNNING),)),
         ),
         events.NodeSilent(node="n1", incarnation="i1"),
         events.NodeDied(node="n1", incarnation="i1", reason="gone"),
@@ -111,7 +111,7 @@ EXAMPLES: Mapping[type, Event] = {
         events.NodeProbed(node="n1", incarnation="i1"),
         events.CordonRequested(session="d", ref=9, nodes=("n1",), drain=True),
         events.UncordonRequested(session="d", ref=9, nodes=("n1",)),
-        events.AttemptAnnotated(node="n1", incarnation="i1", attempt_id="one-1:1:0", kind="note"),
+        events.AttemptAnnotated(node="n1", incarnation="i1", attempt_id="one-1:0:0", kind="note"),
         events.NameRegistered(session="d", ref=9, register=Register(endpoint=ENDPOINT)),
         events.NameUnregistered(session="d", ref=9, actor_id="a1"),
         events.CheckpointTaken(session="d", ref=9, number=1, location="x"),

@@ -285,3 +285,13 @@ def test_old_logs_go_first_by_age_then_by_size_and_living_ones_are_only_shortene
     store.sweep(1000.0)
     assert [path.exists() for path in (new, living)] == [False, True]
     assert 0 < len(list(living.glob("log.*"))) < 4
+
+
+def test_logs_are_private_also_where_an_earlier_version_has_made_the_directory(tmp_path: Path) -> None:
+    for made in (False, True):
+        root = tmp_path / str(made) / "logs"
+        if made:
+            root.mkdir(parents=True, mode=0o755)
+        LogStore(root, LogRules()).open("j:0:0", lambda chunk: None).close()
+        assert root.stat().st_mode & 0o777 == 0o700
+        assert [each.stat().st_mode & 0o777 for each in root.iterdir()] == [0o700]

@@ -76,6 +76,7 @@ def test_a_link_that_a_job_has_left_in_place_of_its_workspace_is_no_copy_for_the
     (tmp_path / "copies").mkdir()
     (tmp_path / "workspace").symlink_to(precious)
     copies = ReusableCopies(tmp_path / "copies", lambda seen, entry: True)
-    assert not copies.return_copy("0" * 64, Manifest((), ()), tmp_path / "workspace")
+    copies.handed_ns[tmp_path / "workspace"] = 2**62
+    assert not copies.return_copy("0" * 64, Manifest((), ()), tmp_path / "workspace", "")
     assert (precious / "data").exists()
-    assert not copies.take("0" * 64, tmp_path / "next")
+    assert not copies.take("0" * 64, tmp_path / "next", "")

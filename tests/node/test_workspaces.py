@@ -8,14 +8,16 @@ import json
 import os
 import random
 import shutil
+import tempfile
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from hypothesis import given, settings, strategies
 
 from fray.controller.store import Store
 from fray.controller.workspaces.bundles import BundleRetention
@@ -26,7 +28,7 @@ from fray.model.ids import mint
 from fray.model.messages.bundles import BundleState, FetchBundle, FetchChunk, OfferBundle, PutChunk
 from fray.model.messages.client import ClientHello, Role
 from fray.model.specs import EntryKind, JobSpec
-from fray.model.workspace import FileEntry, Manifest, ManifestChunk, manifest_parts
+from fray.model.workspace import FileEntry, Manifest, ManifestChunk, find_escape, manifest_parts
 from fray.net.channel.public import RedialPolicy
 from fray.net.codec import blob_id
 from fray.net.transport import Credential
@@ -262,23 +264,87 @@ def spoil(copy: Path, outside: Path) -> None:
     (copy / "run.sh").chmod(0o644)
 
 
-def test_large_files_are_shared_where_they_cannot_be_written_through(project: Path, tmp_path: Path) -> None:
-    """Check that root gets copies: it could write to read-only files (see `Workspaces.copy_to`)."""
-    store, book = WorkspaceStore(tmp_path / "store"), upload.ScanCache(str(project))
-    store.open()
-    bundle = upload.scan(book, upload.Limits())
-    for piece in bundle.manifest.chunks:
-        store.put_chunk(piece.blob, upload.read_chunk(book, bundle, piece.blob))
-    tree = store.build(bundle.bundle, bundle.manifest, ())
-    store.copy(bundle.bundle, tmp_path / "shared", share=True)
-    store.copy(bundle.bundle, tmp_path / "own", share=False)
-    assert same(tmp_path / "shared", project)
-    assert same(tmp_path / "own", project)
-    original, shared, own = (Path(each, "data.bin").stat() for each in (tree, tmp_path / "shared", tmp_path / "own"))
+async def test_a_copy_is_not_given_to_another_user(project: Path, tmp_path: Path) -> None:
+    async with stage(Store(tmp_path / "store")) as st:
+        link, node = await link_to(st), await st.node()
+        bundle = await send(link, str(project), upload.find_directory)
+        machine_ = machine(tmp_path, node.ask_blobs)
+        await machine_.copy_to(bundle, tmp_path / "one", user="ada")
+        kept = (tmp_path / "one/pkg1/m50.py").stat().st_ino
+        assert machine_.return_copy(bundle, tmp_path / "one", "ada")
+        for name, user, is_kept in (("two", "bob", False), ("three", "", False), ("four", "ada", True)):
+            await machine_.copy_to(bundle, tmp_path / name, user=user)
+            assert ((tmp_path / name / "pkg1/m50.py").stat().st_ino == kept) is is_kept
+            assert same(tmp_path / name, project)
+
+
+def rewrite(file: Path) -> None:
+    """Change a file, and put back its size and its modification time."""
+    seen = file.stat()
+    file.chmod(0o644)
+    file.write_bytes(file.read_bytes()[::-1])
+    os.utime(file, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    file.chmod(seen.st_mode)
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (seen.st_size, seen.st_mtime_ns)
+
+
+async def test_a_change_whose_size_and_time_were_put_back_is_found(project: Path, tmp_path: Path) -> None:
+    async with stage(Store(tmp_path / "store")) as st:
+        link, node = await link_to(st), await st.node()
+        bundle = await send(link, str(project), upload.find_directory)
+        machine_ = machine(tmp_path, node.ask_blobs)
+        # At once after the copy was made, in the same tick of the clock perhaps.
+        await machine_.copy_to(bundle, tmp_path / "one")
+        rewrite(tmp_path / "one/pkg0/m1.py")
+        assert machine_.return_copy(bundle, tmp_path / "one")
+        await machine_.copy_to(bundle, tmp_path / "two")
+        assert same(tmp_path / "two", project)
+        # While it waits for its next attempt.
+        assert machine_.return_copy(bundle, tmp_path / "two")
+        (waiting,) = (tmp_path / "machine/copies").iterdir()
+        rewrite(waiting / "pkg0/m2.py")
+        await machine_.copy_to(bundle, tmp_path / "three")
+        assert same(tmp_path / "three", project)
+        # In the store itself, to which jobs of the node's own account can write.
+        rewrite(tmp_path / "machine/trees" / bundle / "pkg0/m3.py")
+        await machine_.copy_to(bundle, tmp_path / "four")
+        assert same(tmp_path / "four", project)
+        # A copy that another process of the node has handed out is not trusted.
+        assert not machine(tmp_path, node.ask_blobs).return_copy(bundle, tmp_path / "four")
+
+
+async def test_a_content_is_read_again_only_after_a_change(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    hash_of = trees._hash_of
+    monkeypatch.setattr(trees, "_hash_of", lambda origin: read.append(origin) or hash_of(origin))
+    monkeypatch.setattr(trees, "SETTLED_S", -1.0)
+    async with stage(Store(tmp_path / "store")) as st:
+        link, node = await link_to(st), await st.node()
+        bundle = await send(link, str(project), upload.find_directory)
+        machine_ = machine(tmp_path, node.ask_blobs)
+        await machine_.copy_to(bundle, tmp_path / "one")
+        assert len(read) == 302
+        await machine_.copy_to(bundle, tmp_path / "two")
+        assert len(read) == 302
+        os.utime(tmp_path / "machine/trees" / bundle / "pkg0/m3.py", (0, 0))
+        seen = (tmp_path / "two/pkg0/m3.py").stat()
+        os.utime(tmp_path / "machine/trees" / bundle / "pkg0/m3.py", ns=(0, seen.st_mtime_ns))
+        await machine_.copy_to(bundle, tmp_path / "three")
+        assert len(read) == 303
+
+
+async def test_large_files_are_not_links_to_the_store(project: Path, tmp_path: Path) -> None:
+    async with stage(Store(tmp_path / "store")) as st:
+        link, node = await link_to(st), await st.node()
+        bundle = await send(link, str(project), upload.find_directory)
+        await machine(tmp_path, node.ask_blobs).copy_to(bundle, tmp_path / "own")
+    original = (tmp_path / "machine/trees" / bundle / "data.bin").stat()
+    own = (tmp_path / "own/data.bin").stat()
     assert own.st_ino != original.st_ino
+    assert own.st_nlink == 1
     assert own.st_mode & 0o200
-    assert shared.st_ino != original.st_ino or not shared.st_mode & 0o222
-    assert (tmp_path / "shared/pkg0/m1.py").stat().st_mode & 0o200
 
 
 # Cuts and ends -------------------------------------------------------------------------------------------------------
@@ -405,6 +471,48 @@ async def test_pieces_do_not_take_what_the_controller_needs_whatever_was_offered
         with pytest.raises(StoreError, match="free space on its disk"):
             await client.ask(PutChunk(chunk=blob_id(b"data")), [b"data"])
         assert store.chunks.ages() == {}
+
+
+def test_links_that_lead_outside_together_are_created_on_no_machine(tmp_path: Path) -> None:
+    """Each of them points inside, read as text: behind a link to a shallower directory, ``..`` is another one."""
+    trees = WorkspaceStore(tmp_path / "trees")
+    trees.open()
+    manifest, pieces = hostile([("a/b/c/up", "l", b"../../.."), ("b", "l", b"a/b/c/up/../../etc")])
+    for piece, data in pieces.items():
+        trees.put_chunk(piece, data)
+    with pytest.raises(InvalidRequest, match="'b' leads outside the workspace, through other links"):
+        trees.build("0" * 64, manifest, ())
+    assert list((tmp_path / "trees" / "trees").iterdir()) == []
+
+
+@settings(max_examples=300)
+@given(
+    strategies.dictionaries(
+        strategies.lists(strategies.sampled_from("abc"), min_size=1, max_size=3).map("/".join),
+        strategies.lists(strategies.sampled_from(["a", "b", "c", "..", ".", ""]), min_size=1, max_size=5).map("/".join),
+        max_size=5,
+    )
+)
+def test_every_link_by_which_the_kernel_leaves_the_workspace_is_found(links: dict[str, str]) -> None:
+    links = {
+        path: target
+        for path, target in links.items()
+        if target and not any(path.startswith(f"{other}/") for other in links)
+    }
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place, "1/2/3/4/5/6/7/8/root")
+        for path in (*links, "a/x", "b/x", "c/x"):
+            with suppress(FileExistsError):
+                if not any(path.startswith(f"{link}/") for link in links):
+                    (root / path).parent.mkdir(parents=True, exist_ok=True)
+        for path, target in links.items():
+            os.symlink(target, root / path)
+        leads_out = False
+        for path in links:
+            with suppress(OSError, RuntimeError):  # nothing is there, or a loop
+                leads_out = leads_out or not (root / path).resolve(strict=True).is_relative_to(root)
+        if leads_out:
+            assert find_escape(links) is not None
 
 
 @pytest.mark.parametrize("target", [b"/etc", b"../../etc", b"a\0b", b"sub/../../x"])

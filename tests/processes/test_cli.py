@@ -139,6 +139,17 @@ def test_jobs_are_chosen_by_state_and_prefix_and_shown_as_a_tree(run: Fray, jobs
     assert [info["name"] for info in run("jobs", "--limit", "1", "--json").json] == ["child"]
 
 
+def test_the_way_to_the_cluster_is_checked(run: Fray, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = run("doctor", "--json")
+    found = {(each["check"], each["result"]) for each in said.json}
+    assert {("way", "ok"), ("controller", "ok"), ("clock", "ok"), ("nodes", "ok")} <= found, said.out
+    assert not {each["check"] for each in said.json if each["result"] == "failed"} - {"disk"}
+    monkeypatch.setenv("FRAY_TOKEN", "wrong")
+    said = run("doctor")
+    assert said.code == 1
+    assert "\nfailed   identity " in said.out
+
+
 def test_a_namespace_of_the_environment_is_the_default_of_all_commands(
     run: Fray, jobs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ from fray.errors import (
 from fray.model.ids import AttemptId, JobId, Namespace, NodeName, SessionId, check_name, split_attempt
 from fray.model.messages.client import ClientHello, ControllerHello, ProcessMark, Role, Stacks
 from fray.model.messages.node import CaptureRequest, JoinRequest, NodeHello, StackCapture
+from fray.model.messages.session import VERSION
 from fray.model.specs import JobState
 from fray.net.channel.public import (
     Acceptor,
@@ -164,6 +165,8 @@ class Gateway:
             # So that a driver knows whether this controller has anything of its session, or begins with it.
             session_known=known is not None,
             in_place=self._context.in_place,
+            version=VERSION,
+            now=self._context.inbox.current_time(),
         )
         return encode_message(answer), lambda channel: self._add_client(hello, namespace, channel)
 

@@ -70,6 +70,10 @@ class ControllerHello:
     """Jobs run in the process of their author, where its files are: no workspace needs to be sent."""
     env_vars: dict[str, str] = Factory(dict)
     """Variables of every job of the cluster; sent to nodes."""
+    version: str = ""
+    """Version of Fray."""
+    now: float = 0.0
+    """Time of its clock, seconds since the epoch."""
 
 
 # Jobs

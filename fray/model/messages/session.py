@@ -6,6 +6,9 @@ from typing import Any
 
 from fray.model.frozen import frozen
 
+VERSION = "0.1.0"
+"""Version of Fray, as controller and nodes report it: ``fray.__version__``, which no module below it imports."""
+
 
 @frozen(kw_only=True)
 class Hello:

@@ -21,6 +21,7 @@ import trio
 from attrs import evolve
 
 from fray.errors import LaunchFailed
+from fray.model.messages.session import VERSION
 from fray.model.specs import AttemptSpec, EndReason, ObservedAttempt, Outcome, Phase
 from fray.net.atomic_file import write_atomically
 from fray.net.buffers import shared_memory
@@ -152,6 +153,7 @@ class ProcessLauncher(Launcher):
             "zygotes": node_details.zygotes(self.zygote_pool.interpreters),
             "logs": node_details.logs(self.logs.store.rules),
             "python": node_details.python(),
+            "fray": VERSION,
         }
         return {about: text for about, text in found.items() if text}
 

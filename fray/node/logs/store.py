@@ -126,7 +126,11 @@ class LogStore:
     def open(self, attempt_id: AttemptId, on_lines: Callable[[LogChunk], None]) -> AttemptLogWriter:
         """Create a log; ``on_lines`` is called with its lines. Raises OSError."""
         directory = self.directory(attempt_id)
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # By itself: `parents=True` makes the directories above with the mode of the umask. What jobs print may be
+        # private, also where an earlier version has made it.
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.root.chmod(0o700)
+        directory.mkdir(mode=0o700, exist_ok=True)
         # The name of the directory is a hash; the archive and the operator need the id.
         (directory / _NAME).write_text(attempt_id)
         return AttemptLogWriter(directory, on_lines, self.rules.attempt_bytes)

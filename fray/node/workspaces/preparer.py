@@ -192,19 +192,18 @@ class Workspaces:
         async with self.use(bundle, say) as tree:
             return tree
 
-    async def copy_to(self, bundle: BlobId, into: Path, say: Say = lambda line: None) -> None:
-        """Create the directory ``into`` with a copy of the workspace, to which its attempt may write.
+    async def copy_to(self, bundle: BlobId, into: Path, say: Say = lambda line: None, *, user: str = "") -> None:
+        """Create the directory ``into`` with a copy of the workspace, to which an attempt of ``user`` may write.
 
         Raises:
             WorkspaceFailed: see `use`.
         """
-        # Each attempt gets a copy (10,000 files: 0.3 s) and not links to the tree (0.1 s), because nodes often run as
-        # root, for which read-only files are writable. Only for other users large files may be read-only hard links.
-        share = os.geteuid() != 0
+        # Each attempt gets a copy (10,000 files: 0.3 s) and not links to the tree (0.1 s), to which it could write:
+        # nodes often run as root, and other owners of a file can make it writable.
         for _ in range(TRIES):
             async with self.use(bundle, say):
                 try:
-                    await self._disk.run(lambda: self._trees.copy(bundle, into, share=share))
+                    await self._disk.run(lambda: self._trees.copy(bundle, into, user))
                     return
                 except TreeCorrupted as error:
                     say(f"workspace: {error}; building it again")
@@ -215,9 +214,9 @@ class Workspaces:
             f"the workspace in {self._trees.root} was modified {TRIES} times: another process writes there"
         )
 
-    def return_copy(self, bundle: BlobId, copy: Path) -> bool:
-        """Give the copy of an ended attempt to the store. Return whether the store took it. Blocks."""
-        return self._trees.return_copy(bundle, copy)
+    def return_copy(self, bundle: BlobId, copy: Path, user: str = "") -> bool:
+        """Give the copy of an ended attempt of ``user`` to the store. Return whether the store took it. Blocks."""
+        return self._trees.return_copy(bundle, copy, user)
 
     async def _discard_damaged(self, bundle: BlobId, into: Path) -> None:
         await self._disk.run(remove, into)
@@ -313,7 +312,8 @@ class WorkspacePreparer:
         if place is None:
             return await self.then.prepare(attempt_spec, say)
         try:
-            await self.workspaces.copy_to(attempt_spec.spec.environment.bundle or "", place, say)
+            spec = attempt_spec.spec
+            await self.workspaces.copy_to(spec.environment.bundle or "", place, say, user=spec.user)
         except WorkspaceFailed as error:
             raise NotPrepared(str(error)) from error
         prepared = await self.then.prepare(attempt_spec, say)
@@ -325,7 +325,8 @@ class WorkspacePreparer:
         is removed."""
         place = workspace_of(attempt_spec)
         if place is not None and place.is_dir():
-            self.workspaces.return_copy(attempt_spec.spec.environment.bundle or "", place)
+            spec = attempt_spec.spec
+            self.workspaces.return_copy(spec.environment.bundle or "", place, spec.user)
 
 
 # Paths in a workspace ------------------------------------------------------------------------------------------------

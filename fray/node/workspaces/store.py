@@ -36,6 +36,7 @@ from fray.model.workspace import (
     Manifest,
     ManifestChunk,
     file_spans,
+    find_escape,
     is_outside,
     read_manifest,
     unpack_chunk,
@@ -44,8 +45,10 @@ from fray.model.workspace import (
 from fray.net.atomic_file import write_atomically
 from fray.node.workspaces.reusable_copies import ReusableCopies
 
-LINKED_FROM_BYTES = 1 << 20
-"""Files from this size on are shared between attempts instead of copied, if that is safe."""
+CLONED_FROM_BYTES = 1 << 20
+"""Files from this size on share their blocks with the store, where the file system can do that."""
+SETTLED_S = 1.0
+"""Age of a change from which on a later one surely has another time."""
 _FICLONE = 0x40049409
 _FIRST_TIME_S = 1_600_000_000
 _COPY_BYTES = 1 << 20
@@ -72,6 +75,8 @@ class WorkspaceStore:
         self._files, self._trees, self._chunks = root / "files", root / "trees", root / "chunks"
         self._locks = root / "locks"
         self._reusable = ReusableCopies(root / "copies", is_untouched)
+        self._verified: dict[BlobId, tuple[int, int]] = {}
+        """Inode and time of the last change (ctime, ns) of contents whose hash this process has checked."""
 
     def open(self) -> None:
         """Create the directories, and empty them if the machine was rebooted since."""
@@ -198,9 +203,18 @@ class WorkspaceStore:
     def _link_tree(self, manifest: Manifest, draft: Path) -> None:
         for directory in _directories(draft, manifest.files):
             os.mkdir(directory, 0o700)
+        targets = {
+            entry.path: _checked_target(entry, self._file(entry).read_bytes())
+            for entry in manifest.files
+            if entry.mode == LINK
+        }
+        if (escape := find_escape(targets)) is not None:
+            raise InvalidRequest(
+                f"symbolic link {escape!r} leads outside the workspace, through other links: {targets[escape]!r}"
+            )
         for entry in manifest.files:
             if entry.mode == LINK:
-                os.symlink(_checked_target(entry, self._file(entry).read_bytes()), f"{draft}/{entry.path}")
+                os.symlink(targets[entry.path], f"{draft}/{entry.path}")
             else:
                 os.link(self._file(entry), f"{draft}/{entry.path}")
 
@@ -216,18 +230,18 @@ class WorkspaceStore:
 
     # Copies
 
-    def copy(self, bundle: BlobId, into: Path, *, share: bool) -> None:
-        """Copy the tree for one attempt, which may write there.
+    def copy(self, bundle: BlobId, into: Path, user: str) -> None:
+        """Copy the tree for one attempt of ``user``, which may write there.
 
-        Large files share their blocks if the file system supports it; else, with ``share``, they are read-only hard
-        links.
+        Large files share their blocks if the file system supports it. Nothing is a link to the store: the owner of a
+        file may make it writable again, and would write to the workspaces of others.
 
         Raises:
             TreeCorrupted: the tree was changed.
         """
         tree, manifest = self.tree(bundle), self.manifest(bundle)
-        taken = self._reusable.take(bundle, into) or self._take_alike(manifest, into)
-        unchanged = self._reusable.prune(manifest, into) if taken else set()
+        mark = self._reusable.take(bundle, into, user) or self._take_alike(manifest, into, user)
+        unchanged = set() if mark is None else self._reusable.prune(manifest, into, mark)
         for directory in _directories(into, manifest.files):
             os.makedirs(directory, 0o700, exist_ok=True)
         for entry in manifest.files:
@@ -236,27 +250,35 @@ class WorkspaceStore:
             source, target = f"{tree}/{entry.path}", f"{into}/{entry.path}"
             try:
                 if entry.mode == LINK:
-                    os.symlink(os.readlink(source), target)
+                    os.symlink(self._link_target(source, entry), target)
                 else:
-                    _copy(source, target, entry, share)
+                    _copy(source, target, entry, self._verified)
             except FileNotFoundError:
                 raise TreeCorrupted(f"{entry.path!r} was removed from the workspace") from None
+        self._reusable.hand_out(into)
 
-    def _take_alike(self, manifest: Manifest, into: Path) -> bool:
+    def _link_target(self, source: str, entry: FileEntry) -> str:
+        target = os.readlink(source)
+        # The targets were checked together when the tree was built.
+        if hashlib.sha256(os.fsencode(target)).hexdigest() != entry.blob:
+            raise TreeCorrupted(f"{entry.path!r} was modified")
+        return target
+
+    def _take_alike(self, manifest: Manifest, into: Path, user: str) -> int | None:
         """Take the copy of an earlier version, if one is similar enough: an edit leaves most files unchanged."""
-        for other in self._reusable.newest():
+        for other in self._reusable.newest(user):
             with suppress(OSError, InvalidRequest):
                 theirs = {(entry.path, entry.blob, entry.mode) for entry in self.manifest(other).files}
                 alike = sum((entry.path, entry.blob, entry.mode) in theirs for entry in manifest.files)
                 # More than half must be the same, or the copy is hardly worth restoring.
                 if alike * 2 > max(len(theirs), len(manifest.files)):
-                    return self._reusable.take(other, into)
-        return False
+                    return self._reusable.take(other, into, user)
+        return None
 
-    def return_copy(self, bundle: BlobId, copy: Path) -> bool:
-        """Keep the copy of an ended attempt for the next one. Return False if it is not wanted."""
+    def return_copy(self, bundle: BlobId, copy: Path, user: str) -> bool:
+        """Keep the copy of an ended attempt of ``user`` for its next one. Return False if it is not wanted."""
         try:
-            return self._reusable.return_copy(bundle, self.manifest(bundle), copy)
+            return self._reusable.return_copy(bundle, self.manifest(bundle), copy, user)
         except (OSError, InvalidRequest):
             return False  # its tree was removed
 
@@ -264,9 +286,19 @@ class WorkspaceStore:
         """Remove a corrupted tree and its corrupted contents. The caller holds its lock exclusively."""
         with suppress(OSError, ValueError):
             for entry in self.manifest(bundle).files:
-                if not self._is_whole(entry):
+                if not self._has_content(entry):
                     self._file(entry).unlink(missing_ok=True)
         self._remove_tree(bundle)
+
+    def _has_content(self, entry: FileEntry) -> bool:
+        """Return whether a content is what its name says, by reading it."""
+        if not self._is_whole(entry):
+            return False
+        origin = os.open(self._file(entry), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            return _hash_of(origin) == entry.blob
+        finally:
+            os.close(origin)
 
     # Eviction
 
@@ -313,7 +345,7 @@ class WorkspaceStore:
         try:
             with locked(self.root / "lock", fcntl.LOCK_EX | fcntl.LOCK_NB):
                 for entry in os.scandir(self._files):
-                    # Trees and shared copies are hard links, so a file with one link is in use nowhere.
+                    # Trees are hard links, so a file with one link is in use nowhere.
                     if entry.stat(follow_symlinks=False).st_nlink == 1:
                         os.unlink(entry.path)
                 for entry in os.scandir(self._chunks):
@@ -354,20 +386,42 @@ def _directories(root: Path, files: Sequence[FileEntry]) -> list[str]:
     return [f"{root}/{each}" if each else str(root) for each in sorted(found)]
 
 
-def _copy(source: str, target: str, entry: FileEntry, share: bool) -> None:
+def _copy(source: str, target: str, entry: FileEntry, verified: dict[BlobId, tuple[int, int]]) -> None:
     origin = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        if not is_untouched(os.fstat(origin), entry):
-            raise TreeCorrupted(f"{entry.path!r} was modified")
-        large = entry.size_bytes >= LINKED_FROM_BYTES
-        # A clone before a link: a clone may be written to.
-        if large and share and not _can_clone(origin, target) and _link_file(source, target):
-            return
+        _verify(origin, entry, verified)
         with _created_file(target, entry) as copy:
-            if not (large and _clone_file(origin, copy)):
+            if not (entry.size_bytes >= CLONED_FROM_BYTES and _clone_file(origin, copy)):
                 _copy_bytes(origin, copy)
     finally:
         os.close(origin)
+
+
+def _verify(origin: int, entry: FileEntry, verified: dict[BlobId, tuple[int, int]]) -> None:
+    """Check that a file of the store has its content still, by reading it once after each change of it.
+
+    Raises:
+        TreeCorrupted: it was changed.
+    """
+    seen = os.fstat(origin)
+    if is_untouched(seen, entry) and verified.get(entry.blob) == (seen.st_ino, seen.st_ctime_ns):
+        return
+    # Size and modification time can be put back by each process that may write to the store: on most machines all jobs.
+    began = time.time()
+    if not is_untouched(seen, entry) or _hash_of(origin) != entry.blob:
+        raise TreeCorrupted(f"{entry.path!r} was modified")
+    # A change in the same tick of the clock would not show in its time.
+    if seen.st_ctime < began - SETTLED_S:
+        verified[entry.blob] = seen.st_ino, seen.st_ctime_ns
+
+
+def _hash_of(origin: int) -> str:
+    hashed = hashlib.sha256()
+    at = 0
+    while data := os.pread(origin, _COPY_BYTES, at):
+        hashed.update(data)
+        at += len(data)
+    return hashed.hexdigest()
 
 
 @contextmanager
@@ -381,32 +435,11 @@ def _created_file(target: str, entry: FileEntry) -> Iterator[int]:
         os.close(copy)
 
 
-def _can_clone(origin: int, target: str) -> bool:
-    """Return whether the file system can clone, by trying: there is no query for it."""
-    copy = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        return _clone_file(origin, copy)
-    finally:
-        os.close(copy)
-        os.unlink(target)
-
-
 def _clone_file(origin: int, copy: int) -> bool:
     """Clone the file if the file system can (btrfs, xfs): blocks are shared until one of the two is written to."""
     try:
         fcntl.ioctl(copy, _FICLONE, origin)
     except OSError:
-        return False
-    return True
-
-
-def _link_file(source: str, target: str) -> bool:
-    try:
-        os.link(source, target)
-    except OSError as error:
-        # Another file system, one without hard links, or too many of them: copied instead.
-        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
-            raise
         return False
     return True
 

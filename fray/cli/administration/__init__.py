@@ -1,0 +1,7 @@
+"""Verbs for administrators of machines and controllers.
+
+- `doctor`: one line for each thing that is wrong on this machine or on its way to the cluster.
+- `backup`: the store of a controller into one file, and back.
+
+Only `doctor` uses a connection to a cluster.
+"""

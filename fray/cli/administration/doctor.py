@@ -1,0 +1,335 @@
+"""``fray doctor``: one line for each thing that is wrong here or on the way to the cluster, and what to do."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import pwd
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+
+import trio
+from attrs import frozen
+
+from fray.cli.output import say, say_json
+from fray.cli.target import spec_of, token_of
+from fray.deploy.cluster_spec import DEFAULT_PORT
+from fray.deploy.remote import open_remote
+from fray.errors import FrayError, InvalidRequest, Unauthorized
+from fray.model.messages.client import ControllerHello, ListNodes, NodeInfo, Role
+from fray.model.messages.session import VERSION
+from fray.model.text import byte_size_text, duration_text
+from fray.net.controller_address import INSECURE_VARIABLE, is_loopback
+from fray.net.file_limits import limit
+from fray.node.linux.cgroups import find_cgroup_manager
+
+ANSWER_S = 5.0
+"""Seconds that a name server, a port and the controller have to answer."""
+CLOCK_WARNING_S = 5.0
+"""Difference of two clocks from which on times in logs mislead."""
+CLOCK_LIMIT_S = 600.0
+"""Difference of two clocks that certificates tolerate."""
+DISK_WARNING_BYTES = 5 * 1000**3
+DISK_LIMIT_BYTES = 500 * 1000**2
+DESCRIPTORS_WANTED = 4_096
+
+
+class Result(StrEnum):
+    """Result of one check."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+
+
+@frozen
+class Finding:
+    """One line of the report."""
+
+    check: str
+    result: Result
+    text: str
+    """Finding in one line."""
+    advice: str = ""
+    """Advice in one line; empty if there is nothing to do."""
+
+    def line(self) -> str:
+        """Return it as text."""
+        return f"{self.result.value:8} {self.check:12} {self.text}" + (f": {self.advice}" if self.advice else "")
+
+
+def ok(check: str, text: str) -> Finding:
+    return Finding(check, Result.OK, text)
+
+
+def warning(check: str, text: str, advice: str) -> Finding:
+    return Finding(check, Result.WARNING, text, advice)
+
+
+def failed(check: str, text: str, advice: str) -> Finding:
+    return Finding(check, Result.FAILED, text, advice)
+
+
+def skipped(check: str, text: str) -> Finding:
+    return Finding(check, Result.SKIPPED, text)
+
+
+async def doctor(options: argparse.Namespace) -> int:
+    """Run ``fray doctor``; return 1 if a check has failed, else 0."""
+    found = [*check_machine([Path(each) for each in options.directory]), *await check_cluster(options)]
+    if options.json:
+        say_json(found)
+    else:
+        say(finding.line() for finding in found)
+    return int(any(finding.result is Result.FAILED for finding in found))
+
+
+# This machine --------------------------------------------------------------------------------------------------------
+
+
+def check_machine(directories: Sequence[Path] = ()) -> Iterator[Finding]:
+    """Yield the findings that need no cluster.
+
+    Args:
+        directories: also checked for space: the store of a controller, the state of a node.
+    """
+    yield ok("version", f"fray {VERSION}, Python {platform.python_version()}, Linux {platform.release()}")
+    yield _check_account()
+    yield _check_cgroups()
+    yield _check_descriptors()
+    yield _check_own_name()
+    yield _check_port()
+    for directory in (*directories, Path(tempfile.gettempdir()), _cache_directory()):
+        yield check_disk(directory)
+
+
+def _check_account() -> Finding:
+    try:
+        name = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return warning("account", f"the user {os.geteuid()} has no name", "set FRAY_USER, by which shares are counted")
+    given = os.environ.get("FRAY_USER", name)
+    if not given.isprintable():
+        return failed("account", f"FRAY_USER={given!a} is not printable", "set it to a name in UTF-8")
+    if os.geteuid() == 0:
+        return warning(
+            "account", "this is root: jobs of a fray-node started here run as root", "give fray-node an account"
+        )
+    return ok("account", f"{name} (user {os.geteuid()}), counted as {given!r}")
+
+
+def _check_cgroups() -> Finding:
+    manager = find_cgroup_manager("doctor")
+    if manager is not None:
+        return ok("cgroups", f"version {manager.version}, below {manager.base}")
+    return warning(
+        "cgroups",
+        "none may be made here, so that memory limits of jobs are enforced by sampling",
+        "start fray-node as a systemd service with Delegate=yes, or as root",
+    )
+
+
+def _check_descriptors() -> Finding:
+    import resource
+
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard < DESCRIPTORS_WANTED:
+        return warning(
+            "open files",
+            f"at most {hard:,} for a process; a node needs five for each attempt",
+            f"raise the limit to {DESCRIPTORS_WANTED:,} or more (LimitNOFILE=, ulimit -n)",
+        )
+    return ok("open files", f"{limit():,}, and daemons raise that")
+
+
+def _check_own_name() -> Finding:
+    name = socket.gethostname()
+    try:
+        addresses = {str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+    except OSError as error:
+        return warning(
+            "own name",
+            f"{name!r} has no address ({error.strerror or error})",
+            "start fray-node with --advertise ADDRESS if other machines are to reach it",
+        )
+    if all(address.startswith("127.") or address == "::1" for address in addresses):
+        return warning(
+            "own name",
+            f"{name!r} is {', '.join(sorted(addresses))}, which other machines cannot reach",
+            "correct /etc/hosts, or start fray-node with --advertise ADDRESS",
+        )
+    return ok("own name", f"{name!r} is {', '.join(sorted(addresses))}")
+
+
+def _check_port() -> Finding:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", DEFAULT_PORT))
+        except OSError as error:
+            # Mostly a controller, as it should be.
+            return ok("port", f"{DEFAULT_PORT}, that of controllers, is in use on this machine ({error.strerror})")
+    return ok("port", f"{DEFAULT_PORT}, that of controllers, is free on this machine")
+
+
+def _cache_directory() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+
+
+def check_disk(directory: Path) -> Finding:
+    """Check that a directory, or the one in which it would be made, is writable and has space."""
+    place = next(each for each in (directory, *directory.absolute().parents) if each.exists())
+    if not os.access(place, os.W_OK):
+        return failed("disk", f"{place} is not writable for this user", "change its owner, or pass another directory")
+    free_bytes = shutil.disk_usage(place).free
+    text = f"{byte_size_text(free_bytes)} free for {directory}"
+    if free_bytes < DISK_LIMIT_BYTES:
+        return failed("disk", text, "free space there: stores, logs and workspaces cannot be written")
+    if free_bytes < DISK_WARNING_BYTES:
+        return warning("disk", text, "free space there soon")
+    return ok("disk", text)
+
+
+# The cluster ---------------------------------------------------------------------------------------------------------
+
+
+async def check_cluster(options: argparse.Namespace) -> list[Finding]:
+    """Return the findings about the way to the cluster of the options, and about it."""
+    if not (options.cluster or os.environ.get("FRAY_CLUSTER_SPEC")):
+        return [skipped("cluster", "none given (--cluster, FRAY_CLUSTER_SPEC)")]
+    try:
+        address = spec_of(options).address
+        token = token_of(options)
+    except InvalidRequest as error:
+        return [failed("cluster", str(error), "correct the command, or the variables FRAY_CLUSTER_SPEC and FRAY_TOKEN")]
+    found = [_check_token_file(options.token_file)] if options.token_file else []
+    kind, _, rest = address.partition(":")
+    if kind in ("tcp", "tls"):
+        host, _, port = rest.partition("#")[0].rpartition(":")
+        found += await _check_way(host.strip("[]"), int(port))
+        if found[-1].result is Result.FAILED:
+            return found
+    try:
+        with trio.fail_after(2 * ANSWER_S):
+            async with open_remote(address, namespace=None, token=token, on_log=None, role=Role.TOOL) as runtime:
+                hello = await runtime.client.wait_ready(ANSWER_S)
+                # A certificate that is not accepted is the error of the connection, with what to do.
+                found.append(_check_encryption(address))
+                found += check_controller(hello, time.time())
+                nodes = await runtime.client.request(ListNodes())
+                found += await _check_nodes(nodes.nodes)
+    except Unauthorized as error:
+        if error.details.get("impostor"):
+            found.append(failed("certificates", str(error), "compare with `fray ca show` on the controller's machine"))
+            return found
+        found.append(failed("identity", str(error), "use the token whose file fray-controller names at its start"))
+    except (FrayError, trio.TooSlowError) as error:
+        text = str(error) or f"it did not answer within {2 * ANSWER_S:g} s"
+        found.append(failed("controller", text, "see the log of fray-controller"))
+    return found
+
+
+def _check_token_file(file: str) -> Finding:
+    if os.stat(file).st_mode & 0o077:
+        return warning("identity", f"others may read {file}", f"chmod 600 {file}")
+    return ok("identity", f"{file} is readable for this user only")
+
+
+async def _check_way(host: str, port: int) -> list[Finding]:
+    """Return whether the controller's name has an address and something answers there."""
+    try:
+        with trio.fail_after(ANSWER_S):
+            infos = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, trio.TooSlowError) as error:
+        why = getattr(error, "strerror", None) or f"no answer within {ANSWER_S:g} s"
+        advice = "check its spelling and /etc/resolv.conf, or use an IP address"
+        return [failed("name", f"{host!r} cannot be resolved ({why})", advice)]
+    found = [ok("name", f"{host!r} is {', '.join(sorted({str(info[4][0]) for info in infos}))}")]
+    try:
+        with trio.fail_after(ANSWER_S):
+            await (await trio.open_tcp_stream(host, port)).aclose()
+    except OSError as error:
+        text = f"nothing accepts connections at {host}:{port} ({error.__cause__ or error})"
+        found.append(failed("way", text, f"start fray-controller there, with --listen 0.0.0.0:{port}"))
+    except trio.TooSlowError:
+        text = f"no answer from {host}:{port} within {ANSWER_S:g} s"
+        found.append(failed("way", text, "a firewall or a wrong route drops packets: open the port"))
+    else:
+        found.append(ok("way", f"{host}:{port} accepts connections"))
+    return found
+
+
+def _check_encryption(address: str) -> Finding:
+    if address.startswith("unix:") or is_loopback(address.partition(":")[2].partition("#")[0].rpartition(":")[0]):
+        return skipped("certificates", "none are used on one machine")
+    if os.environ.get(INSECURE_VARIABLE) == "1":
+        return warning("certificates", f"{INSECURE_VARIABLE}=1: traffic is not encrypted", "unset it")
+    return ok("certificates", "accepted: TLS 1.3")
+
+
+def check_controller(hello: ControllerHello, now: float) -> Iterator[Finding]:
+    """Yield findings about the greeting of the controller.
+
+    Args:
+        now: time of this machine's clock, seconds since the epoch.
+    """
+    yield ok("controller", f"cluster {hello.cluster_id[:8]}, start {hello.epoch} of its controller")
+    yield _check_version("controller", hello.version)
+    if not hello.now:
+        yield skipped("clock", "this controller does not send its time")
+        return
+    late_s = now - hello.now
+    where = f"{duration_text(abs(late_s))} {'ahead of' if late_s > 0 else 'behind'} the controller's"
+    if abs(late_s) > CLOCK_LIMIT_S:
+        yield failed("clock", f"this machine's clock is {where}", "synchronize both (timedatectl set-ntp true)")
+    elif abs(late_s) > CLOCK_WARNING_S:
+        yield warning("clock", f"this machine's clock is {where}", "synchronize both (timedatectl set-ntp true)")
+    else:
+        yield ok("clock", f"within {CLOCK_WARNING_S:g} s of the controller's")
+
+
+def _check_version(whose: str, version: str) -> Finding:
+    if version == VERSION:
+        return ok("version", f"{whose}: fray {version}")
+    return warning(
+        "version",
+        f"{whose}: fray {version or 'of an earlier version'}, here {VERSION}",
+        "install the same version everywhere: the controller first, then nodes, then drivers",
+    )
+
+
+async def _check_nodes(nodes: Sequence[NodeInfo]) -> list[Finding]:
+    if not nodes:
+        return [warning("nodes", "none has joined", "start fray-node on each machine")]
+    found = list(check_nodes(nodes))
+    for host in {node.host for node in nodes if node.host}:
+        try:
+            with trio.fail_after(ANSWER_S):
+                await trio.socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except (OSError, trio.TooSlowError):
+            advice = "start its fray-node with --advertise ADDRESS; until then calls to its actors are relayed"
+            found.append(warning("name", f"{host!r}, of a node, cannot be resolved here", advice))
+    return found
+
+
+def check_nodes(nodes: Iterable[NodeInfo]) -> Iterator[Finding]:
+    """Yield a line for each machine with something to do, and one for all others."""
+    well = 0
+    for node in nodes:
+        version = _check_version(f"node {node.name}", node.details.get("fray", ""))
+        if not node.alive:
+            yield failed("nodes", f"{node.name} is silent", "look at its fray-node, and at the network between them")
+        elif version.result is not Result.OK:
+            yield version
+        elif node.standing:
+            yield warning("nodes", f"{node.name} is {node.standing} ({node.standing_reason})", "fray uncordon NAME")
+        else:
+            well += 1
+    yield ok("nodes", f"{well} in service")

@@ -1,0 +1,114 @@
+"""``fray doctor``: what it says about this machine, and about a controller's greeting. With a cluster: test_cli.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from pathlib import Path
+
+import attrs
+import pytest
+
+import fray
+from fray.cli.administration import doctor
+from fray.cli.administration.doctor import Result, check_controller, check_disk, check_machine, check_nodes
+from fray.cli.main import main
+from fray.model.messages.client import ControllerHello, NodeInfo
+from fray.model.messages.session import VERSION
+
+HELLO = ControllerHello(cluster_id="c0ffee00", epoch=3, version=fray.__version__, now=1000.0)
+NODE = NodeInfo(
+    name="alpha", alive=True, cpu_milli=1, cpu_milli_free=1, memory_bytes=1, memory_bytes_free=1,
+    details={"fray": fray.__version__},
+)  # fmt: skip
+
+
+def test_without_a_cluster_it_checks_this_machine(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("FRAY_CLUSTER_SPEC", raising=False)
+    assert main(["doctor", "--json", "--directory", str(tmp_path / "store")]) in (0, 1)
+    found = json.loads(capsys.readouterr().out)
+    assert {each["check"] for each in found} >= {"version", "account", "cgroups", "own name", "port", "disk", "cluster"}
+    assert all(set(each) == {"check", "result", "text", "advice"} for each in found)
+    assert all(bool(each["advice"]) is (each["result"] in ("warning", "failed")) for each in found)
+    assert any(str(tmp_path / "store") in each["text"] for each in found)
+    main(["doctor"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "skipped  cluster      none given (--cluster, FRAY_CLUSTER_SPEC)"
+
+
+@pytest.mark.parametrize(
+    ("now", "result", "text"),
+    [
+        (1004.0, Result.OK, "within 5 s of the controller's"),
+        (994.0, Result.WARNING, "6 s behind the controller's"),
+        (1600.0, Result.WARNING, "10 min ahead of the controller's"),
+        (1602.0, Result.FAILED, "10 min ahead of the controller's"),
+    ],
+)
+def test_clocks_are_compared(now: float, result: Result, text: str) -> None:
+    found = next(each for each in check_controller(HELLO, now) if each.check == "clock")
+    assert found.result is result
+    assert text in found.text
+
+
+def test_versions_are_compared() -> None:
+    (found,) = (
+        each for each in check_controller(attrs.evolve(HELLO, version="0.0.9"), 1000.0) if each.check == "version"
+    )
+    assert found.line() == (
+        f"warning  version      controller: fray 0.0.9, here {fray.__version__}: install the same version everywhere: "
+        "the controller first, then nodes, then drivers"
+    )
+    lines = [
+        each.line()
+        for each in check_nodes(
+            [
+                NODE,
+                attrs.evolve(NODE, name="beta", alive=False),
+                attrs.evolve(NODE, name="gamma", details={}),
+                attrs.evolve(NODE, name="delta", standing="cordoned", standing_reason="ada: new disk"),
+            ]
+        )
+    ]
+    assert lines[0].startswith("failed   nodes        beta is silent: ")
+    assert lines[1].startswith("warning  version      node gamma: fray of an earlier version, here ")
+    assert lines[2] == "warning  nodes        delta is cordoned (ada: new disk): fray uncordon NAME"
+    assert lines[3] == "ok       nodes        1 in service"
+
+
+def test_disks_without_space_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limits, result in (((0, 0), Result.OK), ((1 << 60, 0), Result.WARNING), ((1 << 60, 1 << 60), Result.FAILED)):
+        monkeypatch.setattr(doctor, "DISK_WARNING_BYTES", limits[0])
+        monkeypatch.setattr(doctor, "DISK_LIMIT_BYTES", limits[1])
+        assert check_disk(tmp_path / "not" / "made").result is result
+
+
+def test_a_user_that_cannot_be_printed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRAY_USER", os.fsdecode(b"j\xf6rg"))
+    found = next(each for each in check_machine() if each.check == "account")
+    assert (found.result, found.text) == (Result.FAILED, "FRAY_USER='j\\udcf6rg' is not printable")
+
+
+def test_a_controller_that_is_not_there_is_found_with_the_reason(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FRAY_TOKEN", "x")
+    assert main(["doctor", "--cluster", "fray://127.0.0.1:1"]) == 1
+    assert "failed   way          nothing accepts connections at 127.0.0.1:1 " in capsys.readouterr().out
+    assert main(["doctor", "--cluster", "fray://no-such-host.invalid:7421"]) == 1
+    assert "'no-such-host.invalid' cannot be resolved" in capsys.readouterr().out
+    assert main(["doctor", "--cluster", "local"]) == 1
+    assert "a 'local' cluster exists only within its driver" in capsys.readouterr().out
+    token = tmp_path / "token"
+    token.write_text("x")
+    token.chmod(0o644)
+    assert main(["doctor", "--cluster", "fray://127.0.0.1:1", "--token-file", str(token)]) == 1
+    assert f"warning  identity     others may read {token}: chmod 600 {token}" in capsys.readouterr().out
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert VERSION == fray.__version__ == project["project"]["version"]
