@@ -73,7 +73,8 @@ def _heads() -> Sequence[bytes]:
     return [
         http_upgrade.write_request("localhost", "a-key", {"Authorization": "Fray id=cluster nonce=abc proof=def"}),
         http_upgrade.write_response("a-key", {"Fray-Proof": "Fray nonce=abc proof=def"}),
-        http_upgrade.write_refusal(401, {"WWW-Authenticate": "Fray"}, "authentication required"),
+        http_upgrade.write_challenge("a-challenge"),
+        http_upgrade.write_refusal(401),
     ]
 
 
