@@ -57,7 +57,7 @@ def _set_number(data: bytearray, others: Sequence[bytes], rng: random.Random) ->
     if len(data) >= width:
         at = rng.randrange(len(data) - width + 1)
         number = rng.choice((0, 1, 2 ** (8 * width) - 1, 2 ** (8 * width - 1), len(data), rng.randrange(2**width)))
-        data[at : at + width] = number.to_bytes(width, rng.choice(("big", "little")))
+        data[at : at + width] = (number % 2 ** (8 * width)).to_bytes(width, rng.choice(("big", "little")))
 
 
 def _insert(data: bytearray, others: Sequence[bytes], rng: random.Random) -> None:

@@ -15,7 +15,6 @@ from attrs import define, field
 from tests.network.host import DISK
 from tests.network.laboratory import Host, Laboratory, LaboratoryError, Program
 
-TOKEN = "a-token-of-the-laboratory"
 PORT = 7421
 READY_S = 60.0
 
@@ -115,21 +114,34 @@ class TestCluster:
 
     def environ(self) -> dict[str, str]:
         """Return the variables that lead programs to the cluster."""
-        return {"FRAY_TOKEN": TOKEN, "FRAY_CLUSTER_SPEC": self.spec, "FRAY_INSECURE": "1"}
+        return {"FRAY_TOKEN": self.token(), "FRAY_CLUSTER_SPEC": self.spec}
+
+    def token(self) -> str:
+        """Wait for the token that the controller makes, with the fingerprint of its authority, and return it.
+
+        Raises:
+            TimeoutError: the controller has not made it.
+        """
+        file = self.controller.disk / "store" / "token"
+        give_up_at = time.monotonic() + READY_S
+        while "#" not in (text := file.read_text().strip() if file.exists() else ""):
+            if time.monotonic() > give_up_at:
+                raise TimeoutError(f"the controller has made no token within {READY_S:g} s")
+            time.sleep(0.02)
+        return text
 
     def start_controller(self, *options: str) -> Program:
         """Start the controller, or start it again with the same store."""
-        argv = ("--listen", f"0.0.0.0:{PORT}", "--store", f"{DISK}/store", "--insecure", "--quarantine-share", "0")
-        env = {"FRAY_TOKEN": TOKEN}
-        program = self.controller.run(sys.executable, "-m", "fray.controller.main", *argv, *options, env=env)
+        argv = ("--listen", f"0.0.0.0:{PORT}", "--store", f"{DISK}/store", "--quarantine-share", "0")
+        program = self.controller.run(sys.executable, "-m", "fray.controller.main", *argv, *options)
         self.daemons[self.controller.name] = program
         return program
 
     def start_node(self, host: Host, *options: str) -> Program:
         """Start the node of a host; its attribute ``host`` is the host's name."""
         argv = ("--controller", self.spec, "--state-dir", f"{DISK}/node", "--attribute", f"host={host.name}")
-        env = {"FRAY_TOKEN": TOKEN}
-        program = host.run(sys.executable, "-m", "fray.node", *argv, "--insecure", *options, env=env, log="node")
+        env = self.environ()
+        program = host.run(sys.executable, "-m", "fray.node", *argv, *options, env=env, log="node")
         self.daemons[host.name] = program
         return program
 

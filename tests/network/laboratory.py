@@ -130,14 +130,15 @@ class Host:
         """Start a program in the working directory of this process.
 
         Args:
-            env: variables besides those of this process; ``HOME`` is on the host's `DISK`.
+            env: variables besides those of this process (without its ``FRAY_*``); ``HOME`` is on the host's `DISK`.
             log: name of the file for its output.
             pipes: whether ``stdin`` and ``stdout`` are pipes.
         """
         (self.disk / "home").mkdir(exist_ok=True)
         paths = f"{os.getcwd()}:{os.getcwd()}/tests/network/shifted_clock"
         own = {"HOME": f"{DISK}/home", "PYTHONPATH": paths, "FRAY_LAB_CLOCK": f"{SHARED}/{self.name}.clock"}
-        environ = {**os.environ, **own, **(env or {})}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("FRAY_")}
+        environ = {**inherited, **own, **(env or {})}
         log_file = self.laboratory.directory / f"{self.name}.{log}.log"
         status, status_end = os.pipe2(os.O_CLOEXEC)
         stdin, to_stdin = os.pipe2(os.O_CLOEXEC) if pipes else (os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), -1)
