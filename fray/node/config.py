@@ -95,6 +95,8 @@ class NodeConfig:
     logs: LogRules = Factory(LogRules)
     environments: EnvironmentLimits = Factory(EnvironmentLimits)
     boot_id: str = ""
+    state_id: str = ""
+    """See `NodeHello.state_id`."""
     process: ProcessMark | None = None
     detected_devices: tuple[str, ...] = ()
     """Devices of its capacity that were detected, and not only configured."""

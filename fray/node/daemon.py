@@ -17,7 +17,7 @@ from attrs import evolve
 from fray.errors import FrayError
 from fray.model.specs import AttemptSpec
 from fray.net import file_limits
-from fray.net.process_identity import process_mark
+from fray.net.process_identity import process_mark, state_id
 from fray.net.transport import Bytes
 from fray.net.transports.tls_dialer import TlsDialer
 from fray.net.transports.websocket import WebSocketNetwork
@@ -53,7 +53,7 @@ async def serve_daemon(config: NodeConfig, zygote: ForkedZygote | None = None) -
     # First of all; jobs get back the limit that this process was started with.
     inherited = file_limits.raise_limit()
     mark = process_mark()
-    config = evolve(config, boot_id=mark.boot_id, process=mark)
+    config = evolve(config, boot_id=mark.boot_id, process=mark, state_id=state_id(Path(config.state_dir)))
     offered = Counter(device.kind for device in config.capacity.devices)
     # Importing trio-websocket takes 40 ms, and connections on one machine do without it.
     warm = (

@@ -96,6 +96,7 @@ class ClusterMembership:
             node=config.name,
             incarnation=self.incarnation,
             boot_id=config.boot_id,
+            state_id=config.state_id,
             capacity=self._capacity(),
             host=config.advertise,
             process=config.process,

@@ -158,6 +158,9 @@ async def open_runtime(
             run_client = partial(client.run, network, addresses, credential, policy=policy, rng=rng)
             routed = RoutedNetwork(network, tunnels, is_relayed)
             caller = Caller(routed, client.names, session=hello.session, rng=rng)
+            # A job whose session has ended is ended by its node, or finishes its work.
+            if config.waits_for_controller:
+                client.on_session_end = caller.end
             _start(runtime, [run_client, caller.run], lambda: _end_connections(client, caller))
             return Connections(routed, client, caller)
 

@@ -118,6 +118,8 @@ class NodeSilent:
     # Silence counts from the last sign of life, not from its discovery, which may be many seconds later.
     silent_s: float = 0.0
     """Seconds since its last sign of life when the loss was noticed."""
+    has_answered: bool = False
+    """Its machine has ended the connection, and no node there has dialed again since: it is suspect at once."""
 
 
 @frozen(kw_only=True)

@@ -677,6 +677,38 @@ async def test_a_later_life_of_the_same_process_takes_its_name_over(autojump_clo
             await cluster.node("n1", incarnation="third", process=evolve(mark, pid=8))
 
 
+async def test_a_node_whose_machine_ends_its_connection_is_suspect_within_two_seconds(autojump_clock: Any) -> None:
+    """Kill `fray-node` alone: the kernel of its machine closes its connections, and nothing dials again."""
+    async with stage() as cluster:
+        node = await cluster.node("n1")
+        row = cluster.controller.gateway._context.state.nodes["n1"]
+        cluster.network._rejected.add(("n1", "controller"))
+        node.channel._connection.transport.abort()
+        await trio.sleep(1)
+        assert row.phase is NodePhase.SILENT
+        await trio.sleep(1)
+        assert row.phase is NodePhase.SUSPECT
+        cluster.network.accept("n1", "controller")
+        await node.until(lambda: row.phase is NodePhase.ALIVE)
+
+
+async def test_a_node_whose_connection_is_lost_on_the_way_is_only_silent(autojump_clock: Any) -> None:
+    async with stage() as cluster:
+        await cluster.node("n1")
+        cluster.network.reject("n1", "controller")
+        await trio.sleep(20)
+        assert cluster.controller.gateway._context.state.nodes["n1"].phase is NodePhase.SILENT
+
+
+async def test_a_machine_that_was_rebooted_takes_over_its_name(autojump_clock: Any) -> None:
+    """Lose the power: the first connection is never ended."""
+    async with stage() as cluster:
+        await cluster.node("n1", incarnation="first", boot_id="boot 1", state_id="state")
+        with pytest.raises(NodeNameInUse):
+            await cluster.node("n1", incarnation="other", boot_id="boot 2", state_id="another")
+        await cluster.node("n1", incarnation="second", boot_id="boot 2", state_id="state")
+
+
 async def test_a_new_incarnation_of_a_node_without_connection_takes_over(autojump_clock: Any) -> None:
     async with stage() as cluster:
         driver, first = await cluster.client(), await cluster.node("n1", incarnation="first")

@@ -99,6 +99,29 @@ async def test_a_generator_runs_no_further_ahead_than_the_window(cls: Any, runne
         assert instance.made <= WINDOW + 1
 
 
+async def test_the_window_grows_with_what_a_long_path_holds(autojump_clock: Any) -> None:
+    """Read 10,000 items a second over a round trip of 50 ms; 64 at a time would be 1,280."""
+    async with actor(InLoop()) as (stage, way):
+        await way.call("state")
+        stage.network.set_delay("driver", "h1", 0.025)
+        began = trio.current_time()
+        async with stream(way, "count_async", 30_000) as items:
+            assert [item async for item in items] == list(range(30_000))
+        assert trio.current_time() - began < 3
+
+
+async def test_the_window_of_a_slow_generator_stays(autojump_clock: Any) -> None:
+    class Slow:
+        async def count(self, n: int) -> AsyncIterator[int]:
+            for number in range(n):
+                await trio.sleep(0.01)
+                yield number
+
+    async with actor(Slow()) as (_, way), stream(way, "count", 500) as items:
+        assert [item async for item in items] == list(range(500))
+        assert items._window.limit == WINDOW
+
+
 @PLACES
 async def test_leaving_early_closes_the_generator(cls: Any, runner: Any, method: str) -> None:
     instance = cls()

@@ -332,6 +332,8 @@ class Stage:
         log_archive: str = "",
         lease_s: float = 600.0,
         attributes: Mapping[str, str] | None = None,
+        boot_id: str = "boot",
+        state_id: str = "",
     ) -> Node:
         incarnation = incarnation or mint(self.rng)
 
@@ -339,7 +341,8 @@ class Stage:
             return NodeHello(
                 node=name,
                 incarnation=incarnation,
-                boot_id="boot",
+                boot_id=boot_id,
+                state_id=state_id,
                 capacity=Capacity(
                     cpu_milli=cpu * 1000, memory_bytes=16 * GB, disk_bytes=GB, attributes=dict(attributes or {})
                 ),

@@ -232,6 +232,9 @@ class Gateway:
             # One process is never two nodes: this is an older hello, received late. A controller that was suspended for
             # an hour reads hundreds of them and must not send the living node away.
             return
+        # One machine does not run twice: the connection of the node before the reboot is dead, without notice.
+        if hello.state_id and hello.state_id == present.hello.state_id and hello.boot_id != present.hello.boot_id:
+            return
         # Two machines configured with one name: the second is refused, or the two would take the name from each other
         # for ever.
         if present.channel.connected and not present.is_proven_dead():
@@ -270,6 +273,7 @@ class Gateway:
         connection = NodeConnection(
             self._context, self._log_feed, self, hello, channel, ProcessWatch.open(hello.process)
         )
+        self._nursery.start_soon(connection.watch_ends)
         old = self._nodes.get(hello.node)
         self._nodes[hello.node] = connection
         if old is not None:

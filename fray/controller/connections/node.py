@@ -65,6 +65,8 @@ DESIRED_CHUNK_ATTEMPTS = 1_000
 
 PROBE_S = 60.0
 """Seconds for the answer to a `Probe`."""
+DIALED_AGAIN_S = 1.5
+"""Seconds in which a node whose machine has ended its connection dials again if it lives."""
 FINISH_LIMIT_S = 7 * 86_400.0
 """Longest time that a leaving node may give to the attempts it runs."""
 
@@ -122,6 +124,7 @@ class NodeConnection:
         """Attempts that the node has reported on this channel; None before its full report."""
         self._lost = False
         self._is_dead = False
+        self._ended_by_peer = trio.Event()
         self._wake = trio.Event()
 
     def __repr__(self) -> str:
@@ -198,6 +201,20 @@ class NodeConnection:
             self.mark_dead("its process is gone")
         else:
             self._on_lost(why)
+            if self.channel.ended_by_peer:
+                self._ended_by_peer.set()
+
+    async def watch_ends(self) -> None:
+        """Report each time that the machine has ended the connection, unless its node dials again."""
+        while self.channel.error is None:
+            await self._ended_by_peer.wait()
+            self._ended_by_peer = trio.Event()
+            connections = self.channel.stats.connections
+            await trio.sleep(DIALED_AGAIN_S)
+            is_back = not self._lost or self.channel.stats.connections != connections
+            if not (is_back or self._is_dead or self.superseded):
+                silent = NodeSilent(node=self.node, incarnation=self.incarnation, has_answered=True)
+                self._context.inbox.post(silent)
 
     def on_resumed(self) -> None:
         self._join()
@@ -213,6 +230,7 @@ class NodeConnection:
         if self.process_watch is not None:
             self.process_watch.close()
         self._wake.set()
+        self._ended_by_peer.set()
         self._on_lost(str(error))
 
     def _join(self) -> None:

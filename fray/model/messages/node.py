@@ -37,6 +37,8 @@ class NodeHello:
     """Address to which it copies the logs of its attempts; empty: none."""
     busy: dict[str, str] = Factory(dict)
     """Busy accelerators; see `ObservedState`."""
+    state_id: str = ""
+    """Id of its state directory on its machine: with another boot id it proves a reboot. Empty: not known."""
 
 
 @frozen(kw_only=True)

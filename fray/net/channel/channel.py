@@ -127,6 +127,8 @@ class Channel:
         """Age in seconds from which unread messages are dropped unread; set by handlers of ends that execute orders."""
         self.received_at = float("-inf")
         """Time when the last, lost connection received its last message, on Trio's clock."""
+        self.ended_by_peer = False
+        """Set while there is no connection, and the last one was ended by the peer or its machine."""
         self.process_was_suspended = False
         """Set while the last connection ended because this process was suspended for long, and there is no new one
         yet."""
@@ -364,6 +366,7 @@ class Channel:
             return
         self._connection, self.process_was_suspended = None, connection.process_was_suspended
         self.received_at = connection.received_at
+        self.ended_by_peer = connection.error is not None and connection.error.details.get("by_peer") is True
         # The peer ends its channel at the goodbye and drops the connection. No other answer follows, so this loss is
         # the answer.
         if connection.goodbye_sent:

@@ -130,7 +130,7 @@ class MemoryTransport:
             elif pipe.queue:
                 return self._take(pipe)
             else:
-                raise ConnectionFailed("the peer closed the connection")
+                raise ConnectionFailed("the peer closed the connection", by_peer=True)
 
     async def aclose(self) -> None:
         """See `Transport.aclose`: sent messages are still delivered."""

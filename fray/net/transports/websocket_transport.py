@@ -11,6 +11,7 @@ frozen peer.
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Sequence
 
@@ -218,7 +219,7 @@ class WebSocketTransport:
         except OSError as error:
             raise self._lost(error) from None
         if count == 0:
-            raise self._end("the peer closed the connection")
+            raise self._end("the peer closed the connection", by_peer=True)
         # After eight full buffers in a row other tasks get their turn, by waiting once.
         self._streak = self._streak + 1 if count == room else 0
         self._more = self._streak % EAGER_READS > 0
@@ -291,10 +292,11 @@ class WebSocketTransport:
         self._end(str(error))
 
     def _lost(self, error: OSError) -> ConnectionFailed:
-        return self._end(f"the connection was lost: {error.strerror or error}")
+        by_peer = error.errno in (errno.ECONNRESET, errno.EPIPE)
+        return self._end(f"the connection was lost: {error.strerror or error}", by_peer=by_peer)
 
-    def _end(self, why: str) -> ConnectionFailed:
-        """Mark the connection as unusable; the first reason counts."""
+    def _end(self, why: str, by_peer: bool = False) -> ConnectionFailed:
+        """Mark the connection as unusable; the first reason counts. ``by_peer``: its machine has ended it."""
         self._closed_reason = self._closed_reason or why
         self._done.set()
-        return ConnectionFailed(self._closed_reason)
+        return ConnectionFailed(self._closed_reason, by_peer=by_peer)

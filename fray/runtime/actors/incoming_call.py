@@ -19,7 +19,15 @@ from fray.model.messages.large_values import check_size
 from fray.net.codec import Bytes, Kind
 from fray.runtime.actors.methods import Method
 from fray.runtime.calls.dedup import Answer
-from fray.runtime.calls.flow_control import COUNT_BYTES, WINDOW, ReceiveWindow, SendWindow, unpack_count
+from fray.runtime.calls.flow_control import (
+    COUNT_BYTES,
+    WINDOW,
+    WINDOW_MOST,
+    ReceiveWindow,
+    SendWindow,
+    unpack_count,
+    unpack_growth,
+)
 from fray.runtime.calls.wire import BUFFERS, END, KEYWORDS, NOT_RUN
 from fray.runtime.current_call import current_actor_var
 from fray.runtime.deadlock import actor_of
@@ -345,6 +353,8 @@ class OutputStream:
 
     def grant(self, body: Bytes) -> None:
         """Add credit: the caller has taken items."""
+        # Before the grant, which continues the sending. From a peer, so it is bounded.
+        self.window.credit += min(unpack_growth(body), WINDOW_MOST)
         self.on_credit(unpack_count(body))
 
     def _on_credit(self, items: int) -> None:

@@ -3,6 +3,10 @@
 Invariants of a window: at most `WINDOW` items are sent and not yet granted back, and no item is sent while
 `WINDOW_BYTES` or more are. The receiver grants what it has taken once that is half of either, so a receiver that keeps
 taking never leaves a sender waiting. Both directions of both ends use the same windows, which are pure.
+
+A caller that reads a stream over a long path lets its window grow, up to `WINDOW_MOST`: items then come in bursts with
+waits between them, since the sender waits for credit for a round trip. A sender that is slower than its reader sends no
+bursts, and its window stays.
 """
 
 from __future__ import annotations
@@ -21,6 +25,10 @@ from fray.runtime.serialization.buffers import PickledObject
 # objects.
 WINDOW = 64
 """Most items on their way."""
+WINDOW_MOST = 4096
+"""Most items on their way in a window that has grown: 80,000 a second at a round trip of 50 ms."""
+BURST_WAITS = 16
+"""Part of a window: a reader that waits for fewer of its items than this is sent bursts."""
 WINDOW_BYTES = 4 * 1024 * 1024
 """Most bytes on their way, plus one item."""
 # The caller keeps buffers until the answer, as a reset may require them again. The largest allowed transfer always
@@ -31,15 +39,23 @@ _COUNT = struct.Struct("<I")
 COUNT_BYTES = _COUNT.size
 
 
-def pack_count(items: int) -> bytes:
-    """Return the body of a CREDIT frame. The first credit stands between the head of a call and its pickle."""
-    return _COUNT.pack(items)
+def pack_count(items: int, more: int = 0) -> bytes:
+    """Return the body of a CREDIT frame; ``more``: items by which the window grows.
+
+    The first credit stands between the head of a call and its pickle.
+    """
+    return _COUNT.pack(items) + (_COUNT.pack(more) if more else b"")
 
 
 def unpack_count(body: bytes | bytearray | memoryview) -> int:
     """Return the number at the start of ``body``."""
     count: int = _COUNT.unpack_from(body)[0]
     return count
+
+
+def unpack_growth(body: bytes | bytearray | memoryview) -> int:
+    """Return by how many items the window grows with a CREDIT frame."""
+    return unpack_count(body[COUNT_BYTES:]) if len(body) >= 2 * COUNT_BYTES else 0
 
 
 @define(eq=False)
@@ -76,6 +92,17 @@ class ReceiveWindow:
 
     items: int = 0
     size: int = 0
+    limit: int = WINDOW
+    waits: int = 0
+    """How often the reader has waited since the last grant."""
+
+    def grow(self) -> int:
+        """Return by how many items to let the sender's window grow with the grant that `took` has returned."""
+        waits, self.waits = self.waits, 0
+        if not 0 < waits < self.limit // BURST_WAITS or self.limit >= WINDOW_MOST:
+            return 0
+        self.limit *= 2
+        return self.limit // 2
 
     def took(self, size: int) -> int:
         """Count an item of ``size`` bytes as taken; return how many items to grant now."""
@@ -83,7 +110,7 @@ class ReceiveWindow:
         self.size += size
         # Half a window at a time: one CREDIT frame for 32 items, and the sender still has the other half to continue
         # with.
-        if self.items * 2 < WINDOW and self.size * 2 < WINDOW_BYTES:
+        if self.items * 2 < self.limit and self.size * 2 < WINDOW_BYTES:
             return 0
         granted, self.items, self.size = self.items, 0, 0
         return granted

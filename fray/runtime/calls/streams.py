@@ -92,6 +92,7 @@ class CallStream(CallFuture[T_co], Generic[I_co, T_co]):
         raise StopAsyncIteration
 
     async def _wait_change(self) -> None:
+        self._window.waits += 1
         if self.deadline is None:
             await self._park()
         else:
@@ -103,7 +104,7 @@ class CallStream(CallFuture[T_co], Generic[I_co, T_co]):
         granted = self._window.took(len(body))
         # After the answer there is nothing left to send, so the grant would only cost a frame.
         if granted and not self._state and self.binding is not None:
-            self.binding.connection.send_credit(self, pack_count(granted))
+            self.binding.connection.send_credit(self, pack_count(granted, self._window.grow()))
         item: I_co = pickling.unpack(body)
         return item
 

@@ -8,7 +8,7 @@ an answer are sent again by `fray.net.channel.requests`. So a controller restart
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import trio
@@ -80,6 +80,9 @@ class ControllerClient:
         It is part of the hello: a controller that does not have such a session refuses it, instead of starting another
         one under the same id.
         """
+        self.on_session_end: Callable[[FrayError], None] = lambda error: None
+        """Called first when the session has ended, unless this process has ended it: calls fail with its error before
+        the ends of jobs cancel the scopes in which they are awaited."""
         self.closed = trio.Event()
         """Event set when the session has ended, for any reason."""
         self.is_closing = False
@@ -125,6 +128,8 @@ class ControllerClient:
     def on_end(self, error: FrayError) -> None:
         # All waiters are woken: nothing that waits for this session may outlive it (P3).
         self.ended = error
+        if not self.is_closing:
+            self.on_session_end(error)
         if self._requests is not None:
             self._requests.on_end(error)
         if self.tunnels is not None:

@@ -187,10 +187,15 @@ def _unwanted_attempts(
 def on_node_silent(state: State, event: NodeSilent, out: EffectBuffer) -> None:
     """Start the suspect timer of a node whose connection was lost."""
     node = state.nodes.get(event.node)
+    if node is None or node.incarnation != event.incarnation:
+        return
     # Only the first loss of a connection starts the timer.
-    if node is not None and node.incarnation == event.incarnation and node.phase is NodePhase.ALIVE:
+    if node.phase is NodePhase.ALIVE:
         _fall_silent(state, node, NodeEvent.LOST_CONNECTION, event.silent_s)
         out.log_event("", "node silent", node.name)
+    # No proof of death, so its lease still runs; but most probably the process was killed.
+    if event.has_answered and node.phase is NodePhase.SILENT:
+        _on_time_limit(state, out, node)
 
 
 def _fall_silent(state: State, node: Node, event: NodeEvent, silent_s: float = 0.0) -> None:
@@ -274,7 +279,8 @@ def _on_time_limit(state: State, out: EffectBuffer, node: Node) -> None:
     for attempt in _attempts_on(state, node):
         if _may_overlap(state, attempt):
             # Its author prefers two incarnations for a while to none, so the next one need not wait for the lease.
-            text = f"the node {node.name} has been silent for {state.config.suspect_s:.0f} s, and it may overlap"
+            silent_s = state.now - node.silent_since
+            text = f"the node {node.name} has been silent for {silent_s:.0f} s, and it may overlap"
             mark_attempt_lost(state, out, attempt, text, node.silent_since)
     _notify_watchers(state, out, node)
     for attempt in _attempts_on(state, node):
