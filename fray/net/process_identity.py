@@ -7,7 +7,6 @@ process and proves nothing. From then on a pidfd stands for that very process, s
 
 from __future__ import annotations
 
-import hashlib
 import os
 import select
 import socket
@@ -18,7 +17,6 @@ from pathlib import Path
 import trio
 
 from fray.model.messages.client import ProcessMark
-from fray.net.atomic_file import write_atomically
 
 
 def start_ticks(pid: int) -> int | None:
@@ -38,24 +36,6 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
-
-
-def state_id(directory: Path) -> str:
-    """Return an id of a directory on this machine, the same after a reboot. Makes the file ``id`` there.
-
-    Raises:
-        OSError: the directory cannot be written.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    file = directory / "id"
-    if not file.exists():
-        write_atomically(file, os.urandom(16).hex().encode(), durable=True)
-    # With the machine's own id: a home directory on a file server may be that of several machines.
-    try:
-        machine = Path("/etc/machine-id").read_bytes()
-    except OSError:
-        machine = b""
-    return hashlib.sha256(b"fray state " + machine + file.read_bytes()).hexdigest()[:32]
 
 
 def pid_namespace_id() -> str:

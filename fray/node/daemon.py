@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import random
@@ -17,7 +18,8 @@ from attrs import evolve
 from fray.errors import FrayError
 from fray.model.specs import AttemptSpec
 from fray.net import file_limits
-from fray.net.process_identity import process_mark, state_id
+from fray.net.atomic_file import write_atomically
+from fray.net.process_identity import process_mark
 from fray.net.transport import Bytes
 from fray.net.transports.tls_dialer import TlsDialer
 from fray.net.transports.websocket import WebSocketNetwork
@@ -39,6 +41,24 @@ if TYPE_CHECKING:
     from fray.node.workspaces.preparer import WorkspacePreparer
 
 log = logging.getLogger("fray.node")
+
+
+def state_id(directory: Path) -> str:
+    """Return an id of a directory on this machine, the same after a reboot. Creates the file ``id`` there.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    file = directory / "id"
+    if not file.exists():
+        write_atomically(file, os.urandom(16).hex().encode(), durable=True)
+    # With the machine's own id: a home directory on a file server may be that of several machines.
+    try:
+        machine = Path("/etc/machine-id").read_bytes()
+    except OSError:
+        machine = b""
+    return hashlib.sha256(b"fray state " + machine + file.read_bytes()).hexdigest()[:32]
 
 
 async def serve_daemon(config: NodeConfig, zygote: ForkedZygote | None = None) -> None:

@@ -119,7 +119,7 @@ class NodeSilent:
     silent_s: float = 0.0
     """Seconds since its last sign of life when the loss was noticed."""
     has_answered: bool = False
-    """Its machine has ended the connection, and no node there has dialed again since: it is suspect at once."""
+    """True if its machine has ended the connection, and no node there has dialed again: it is suspect at once."""
 
 
 @frozen(kw_only=True)

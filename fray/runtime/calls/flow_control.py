@@ -94,7 +94,7 @@ class ReceiveWindow:
     size: int = 0
     limit: int = WINDOW
     waits: int = 0
-    """How often the reader has waited since the last grant."""
+    """Number of times that the reader has waited since the last grant."""
 
     def grow(self) -> int:
         """Return by how many items to let the sender's window grow with the grant that `took` has returned."""
