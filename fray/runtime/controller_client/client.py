@@ -81,8 +81,8 @@ class ControllerClient:
         one under the same id.
         """
         self.on_session_end: Callable[[FrayError], None] = lambda error: None
-        """Callback, called first when the session has ended, unless this process has ended it: calls fail with its error before
-        the ends of jobs cancel the scopes in which they are awaited."""
+        """Callback, called first when the session has ended, unless this process has ended it: calls fail with its
+        error before the ends of jobs cancel the scopes in which they are awaited."""
         self.closed = trio.Event()
         """Event set when the session has ended, for any reason."""
         self.is_closing = False
