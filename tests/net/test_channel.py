@@ -53,6 +53,7 @@ from fray.net.transport import Credential, PeerIdentity, Transport
 from fray.net.transports.memory import (
     PIPE_LIMIT_BYTES,
     InFlightMessage,
+    MemoryHost,
     MemoryNetwork,
     MessageFault,
 )
@@ -860,6 +861,27 @@ async def test_a_key_that_is_not_accepted_any_more_ends_the_channel_at_once(
         await near.wait_event("end")
         assert isinstance(near.error, Unauthorized)
         assert trio.current_time() < 0.1
+
+
+async def test_an_impostor_at_the_address_does_not_end_a_channel_to_the_controller(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_harness() as harness:
+        near = await harness.dial(policy=PATIENT)
+        dial, met = MemoryHost.dial, 0
+
+        async def meet_impostor(host: MemoryHost, *args: Any, **named: Any) -> Transport:
+            nonlocal met
+            met += 1
+            if met <= 3:
+                raise Unauthorized("a different certificate", impostor=True)
+            return await dial(host, *args, **named)
+
+        monkeypatch.setattr(MemoryHost, "dial", meet_impostor)
+        harness.network.drop("driver")
+        await near.wait_event("resumed")
+        assert met == 4
+        assert near.error is None
 
 
 @pytest.mark.parametrize("policy", [PATIENT, CALLER])

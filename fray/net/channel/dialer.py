@@ -446,6 +446,10 @@ class _Dialer:
         # Where there is a relay, a direct address may never have led to the listener: behind NAT, 10.0.0.5 is another
         # machine, and proxies answer for addresses without any. So until the listener has answered there, no answer
         # from there proves anything.
+        if self.channel is not None and not self.policy.refused_is_final and error.details.get("impostor"):
+            # What cannot prove the listener's key or certificate says nothing about it. Otherwise a machine on the
+            # path, which cannot read or change anything, could still end a node's membership with all it runs.
+            return Failure(error, False)
         proves_end = isinstance(error, Refused) and error.details.get("proves_end") is True
         if not self.by_relay or is_relayed(address) or not self.policy.refused_is_final:
             return Failure(error, is_final(error), proves_end, by_controller=is_relayed(address))
