@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,6 +43,9 @@ TEST_LIMIT_S = 180
 
 for name in ("CLUSTER_SPEC", "TOKEN", "JOB_ID", "JOB_NAME", "NAMESPACE", "CLUSTER_ADDRESS", "ATTEMPT_ID"):
     os.environ.pop(f"FRAY_{name}", None)
+
+# A login of the account that runs the tests is not theirs.
+os.environ["XDG_CONFIG_HOME"] = os.path.join(tempfile.gettempdir(), "fray-tests-config")
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 

@@ -217,7 +217,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "api": (
         ("async_block", "futures", "job_html", "on_failure", "usage"),
         ("jobs",),
-        ("actors", "launch_options", "node_admin", "port_forward", "reservation"),
+        ("actors", "launch_options", "node_admin", "people_admin", "port_forward", "reservation"),
         ("scope",),
         ("cluster",),
         ("actor_server", "open", "pools"),
@@ -238,12 +238,14 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "controller": (
         (
+            "audit_log",
             "blobs",
             "certificate_authority",
             "gc_tuning",
             "join_tokens",
             "log_cache",
             "metrics",
+            "people",
             "providers",
             "secret_store",
         ),
@@ -264,7 +266,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("policy",),
         ("reservations", "specs"),
         ("gangs", "job_text", "messages", "requests", "restart_policy"),
-        ("workspace",),
+        ("access", "workspace"),
     ),
     "net": (
         (
@@ -274,6 +276,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "daemon_logging",
             "limited_log",
             "file_limits",
+            "memory_protection",
             "process_identity",
             "storage",
             "switch_interval",

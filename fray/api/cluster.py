@@ -21,6 +21,7 @@ from fray.api.jobs.job import (
 from fray.api.jobs.job_spec import ReservationRef
 from fray.api.node_admin import NodeAdmin
 from fray.api.on_failure import OnFailure
+from fray.api.people_admin import PeopleAdmin
 from fray.api.reservation import ReservationApi
 from fray.api.scope import Scope, open_scope
 from fray.api.usage import UsageQueries
@@ -59,7 +60,7 @@ T = TypeVar("T")
 
 
 @short_tracebacks
-class Cluster(ExplainsMissing, ActorQueries, NodeAdmin, ReservationApi, UsageQueries):
+class Cluster(ExplainsMissing, ActorQueries, NodeAdmin, PeopleAdmin, ReservationApi, UsageQueries):
     """Connection to a cluster. Made by `open_cluster`; in a job, `current_cluster()` is the job's own.
 
     What is launched here without a scope belongs to the connection: it ends with the driver or the job.

@@ -23,6 +23,17 @@ REPORT_VARIABLE = "FRAY_REPORT_WAITS"
 """Environment variable that turns the lines about waiting jobs off: ``0``."""
 
 
+def default_spec() -> str:
+    """Return the spec of the cluster to use when none is given: ``FRAY_CLUSTER_SPEC``, else the cluster of the last
+    ``fray login``, else ``local``."""
+    found = os.environ.get("FRAY_CLUSTER_SPEC")
+    if found:
+        return found
+    from fray.deploy import stored_keys
+
+    return stored_keys.default_spec() or "local"
+
+
 def reports_waits(report_waits: bool | None) -> bool:
     """Return whether the driver says for what its jobs wait: the argument, else the environment variable, else True.
 
@@ -55,10 +66,10 @@ async def open_cluster(
 
     Args:
         spec: ``local`` (threads and tasks of this process), ``machine`` or ``machine?nodes=2&cpu=4`` (processes on this
-            machine), ``fray://host:port`` (a running controller). Default: ``FRAY_CLUSTER_SPEC``, else ``local``;
-            inside a job, the job's own cluster.
+            machine), ``fray://host:port`` (a running controller). Default: ``FRAY_CLUSTER_SPEC``, else that of ``fray
+            login``, else ``local``; inside a job, the job's own cluster.
         namespace: namespace of names. Default: a new one.
-        token: for ``fray://``; default ``FRAY_TOKEN``.
+        token: for ``fray://``; default ``FRAY_TOKEN``, else the key of ``fray login``.
         logs: print the output of jobs to this terminal, each line prefixed with the job's name. Default True.
         grace_s: for ``fray://``: seconds that this driver may be disconnected (no network, suspended) before all it
             owns is ended, up to a week. Default: that of the controller (``fray-controller --driver-grace-s``, 30). For
@@ -95,7 +106,7 @@ async def open_cluster(
             yield cluster_of(runtime)
             return
     reports = reports_waits(report_waits)
-    chosen = parse_spec(spec if spec is not None else os.environ.get("FRAY_CLUSTER_SPEC") or "local")
+    chosen = parse_spec(spec if spec is not None else default_spec())
     # For the whole block: the embedded controller runs in the same thread as the driver's code.
     with defer_sigint_in_fray_code():
         opening = connect.open_by_spec(

@@ -290,6 +290,14 @@ class Cluster(LaunchMixin, ReservationMixin):
     uncordon = make_blocking(native.Cluster.uncordon)
     drain = make_blocking(native.Cluster.drain)
     what_if = make_blocking(native.Cluster.what_if)
+    add_user = make_blocking(native.Cluster.add_user)
+    remove_user = make_blocking(native.Cluster.remove_user)
+    list_users = make_blocking(native.Cluster.list_users)
+    list_keys = make_blocking(native.Cluster.list_keys)
+    revoke_keys = make_blocking(native.Cluster.revoke_keys)
+    share_namespace = make_blocking(native.Cluster.share_namespace)
+    list_namespaces = make_blocking(native.Cluster.list_namespaces)
+    audit_records = make_blocking(native.Cluster.audit_records)
 
     # Actors ----------------------------------------------------------------------------------------------------------
 

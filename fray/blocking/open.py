@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import fray.api.cluster as native
+from fray.api.open import default_spec
 from fray.api.open import open_cluster as open_native
 from fray.blocking.bridge import background_loop
 from fray.blocking.bridge.background_loop import job_runtime, own_portal, portal_of
@@ -78,9 +78,9 @@ def open_cluster(
 
     Args:
         spec: ``local``, ``machine``, ``machine?nodes=2&cpu=4`` or ``fray://host:port``. Default: ``FRAY_CLUSTER_SPEC``,
-            else ``local``; inside a job, the job's own cluster.
+            else the cluster of the last ``fray login``, else ``local``; inside a job, the job's own cluster.
         namespace: namespace of names. Default: a new one.
-        token: for ``fray://``; default ``FRAY_TOKEN``.
+        token: for ``fray://``; default ``FRAY_TOKEN``, else the key of ``fray login``.
         logs: print the output of jobs to this terminal, each line prefixed with the job's name. Default True.
         grace_s: for ``fray://``: seconds that this driver may be disconnected before all it owns is ended; for
             ``local``: seconds that leaving waits for threads that have been ended and still run. As
@@ -97,7 +97,7 @@ def open_cluster(
     runtime = job_runtime()
     if spec is None and runtime is not None and runtime.job_id is not None:
         return cluster_of(runtime)
-    chosen = spec or os.environ.get("FRAY_CLUSTER_SPEC") or "local"
+    chosen = spec or default_spec()
     opened = _of_kind(chosen)
     options = {"grace_s": grace_s, "env_vars": env_vars, "report_waits": report_waits}
     _open(opened, chosen, namespace=namespace, token=token, logs=logs, **options)

@@ -13,7 +13,8 @@ STATES = ("pending", "running", "succeeded", "failed", "stopped")
 ABOUT = """\
 Start, inspect and stop jobs and actors on a Fray cluster."""
 EPILOG = """\
-cluster: --cluster fray://host:port, else FRAY_CLUSTER_SPEC. Token: --token-file FILE, else FRAY_TOKEN.
+cluster: --cluster fray://host:port, else FRAY_CLUSTER_SPEC, else that of the last `fray login`.
+key: --token-file FILE, else FRAY_TOKEN, else that of `fray login`.
 job: its id, its exact name, or a prefix of either that only one living job has.
 
 exit codes: 0 success, 1 failed or unreachable, 2 wrong usage, 124 timeout, 130 Ctrl-C, 141 output closed;
@@ -47,7 +48,8 @@ def parser_of() -> Parser:
     )
     about_shares = (_queue, _usage)
     about_machines = (_nodes, _node, _machine_groups, _scale, _cordon, _uncordon, _drain, _reservations, _reservation)
-    for add in (*about_jobs, *about_shares, *about_machines, _token, _ca, _actors, _doctor, _backup):
+    about_people = (_login, _user, _key, _namespace, _audit)
+    for add in (*about_jobs, *about_shares, *about_machines, _token, _ca, _actors, _doctor, _backup, *about_people):
         add(verbs)
     return parser
 
@@ -369,3 +371,70 @@ def _backup(verbs: Verbs) -> None:
     parser.add_argument("file", metavar="FILE", help="the backup, a tar file of mode 0600: it contains all keys")
     parser.add_argument("--store", required=True, metavar="DIR", help="its directory (fray-controller --store)")
     parser.add_argument("--restore", action="store_true", help="make the store from the file")
+
+
+def _login(verbs: Verbs) -> None:
+    text = "make a key for a cluster with an invitation, which is read from standard input"
+    parser = verb(
+        verbs, "login", "administration.people:login", text, "  fray login fray://lab.example:7421", opens="itself"
+    )
+    parser.add_argument("spec", metavar="SPEC", help="fray://host:port or fray+unix:///path")
+
+
+def _user(verbs: Verbs) -> None:
+    group = verbs.add_parser("user", help="add, list or remove users: `fray user add ada --role user`")
+    below = group.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
+    text = "add a user, or change the role of one, and print an invitation for `fray login`"
+    add = verb(below, "add", "administration.people:add_user", text, "  fray user add ada --role user")
+    add.add_argument("user", metavar="NAME")
+    add.add_argument("--role", required=True, choices=("viewer", "user", "operator", "admin"))
+    add.add_argument("--life", default="1d", metavar="SPAN", help="until the invitation expires (default: 1d)")
+    add.add_argument("--key-life", default="30d", metavar="SPAN", help="until its key expires (default: 30d)")
+    verb(below, "list", "administration.people:list_users", "list users with their roles", "  fray user list")
+    text = "remove a user with all keys; its detached jobs continue"
+    remove = verb(below, "remove", "administration.people:remove_user", text, "  fray user remove ada")
+    remove.add_argument("user", metavar="NAME")
+
+
+def _key(verbs: Verbs) -> None:
+    group = verbs.add_parser("key", help="list or revoke keys: `fray key list`")
+    below = group.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
+    text = "list valid keys and open invitations: one's own, or (an admin) all"
+    listing = verb(below, "list", "administration.people:list_keys", text, "  fray key list --user ada")
+    listing.add_argument("--user", default="", help="only those of this user")
+    text = "revoke keys or invitations; their connections end at once"
+    revoke = verb(below, "revoke", "administration.people:revoke_keys", text, "  fray key revoke user:k3x9m2p4q5r6")
+    revoke.add_argument("keys", nargs="*", metavar="KEY")
+    revoke.add_argument("--user", default="", help="also all keys of this user")
+
+
+def _namespace(verbs: Verbs) -> None:
+    group = verbs.add_parser("namespace", help="list or share namespaces: `fray namespace share lab --with bob`")
+    below = group.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
+    text = "list the namespaces that users have"
+    verb(below, "list", "administration.people:list_namespaces", text, "  fray namespace list")
+    for name, text, on in (
+        ("share", "let users use a namespace", True),
+        ("unshare", "stop sharing a namespace with users", False),
+    ):
+        parser = verb(
+            below, name, "administration.people:share_namespace", text, f"  fray namespace {name} lab --with bob"
+        )
+        parser.add_argument("name", metavar="NAMESPACE")
+        parser.add_argument(
+            "--with", dest="users", action="append", required=True, metavar="USER", help="may be repeated; '*': all"
+        )
+        parser.set_defaults(on=on)
+
+
+def _audit(verbs: Verbs) -> None:
+    text = "print the audit log: who did what to whom, from where, with what outcome"
+    parser = verb(
+        verbs,
+        "audit",
+        "administration.people:audit",
+        text,
+        "  fray audit --since 1h\n  fray audit --json --limit 10000",
+    )
+    parser.add_argument("--since", metavar="SPAN", help="only the last 10m, 2h, 1d")
+    parser.add_argument("--limit", type=int, default=200, metavar="N", help="the newest N (default: 200)")

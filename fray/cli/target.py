@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fray.api.cluster import Cluster, cluster_of
+from fray.deploy import stored_keys
 from fray.deploy.cluster_spec import Spec, parse_spec
 from fray.deploy.remote import open_remote
 from fray.errors import InvalidRequest, NoSuchJob
@@ -44,9 +45,11 @@ async def open_target(
 
 def spec_of(options: argparse.Namespace) -> Spec:
     """Return the spec of the cluster. Raises InvalidRequest."""
-    text = options.cluster or os.environ.get("FRAY_CLUSTER_SPEC", "")
+    text = options.cluster or os.environ.get("FRAY_CLUSTER_SPEC", "") or stored_keys.default_spec()
     if not text:
-        raise InvalidRequest("no cluster given: use --cluster fray://host:port, or set FRAY_CLUSTER_SPEC")
+        raise InvalidRequest(
+            "no cluster given: use --cluster fray://host:port, set FRAY_CLUSTER_SPEC, or `fray login fray://host:port`"
+        )
     spec = parse_spec(text)
     if spec.kind != "fray":
         raise InvalidRequest(
@@ -57,13 +60,15 @@ def spec_of(options: argparse.Namespace) -> Spec:
 
 
 def token_of(options: argparse.Namespace) -> str | None:
-    """Return the token in the file of ``--token-file``; None: the token of the environment is used. Raises
-    InvalidRequest.
+    """Return the token in the file of ``--token-file``; None: the token of the environment, or the key of ``fray
+    login``, is used. Raises InvalidRequest.
     """
     if options.token_file is None:
-        if not os.environ.get("FRAY_TOKEN", "").strip():
+        is_known = os.environ.get("FRAY_TOKEN", "").strip() or stored_keys.find_key(spec_of(options).address)
+        if not is_known:
             raise InvalidRequest(
-                "authentication required: set FRAY_TOKEN or use --token-file FILE (fray-controller prints its path)"
+                "authentication required: `fray login` with an invitation, set FRAY_TOKEN, or use --token-file FILE "
+                "(fray-controller prints its path)"
             )
         return None
     try:

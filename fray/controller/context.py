@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,10 +10,12 @@ from typing import Protocol
 
 from attrs import Factory, define, evolve, field
 
+from fray.controller.audit_log import AuditLog
 from fray.controller.join_tokens import JoinTokens
 from fray.controller.log_cache import LogCache
 from fray.controller.metrics.attempt_metrics import AttemptMetricsStore
 from fray.controller.metrics.usage_history import UsageHistory
+from fray.controller.people import People
 from fray.controller.secret_store import SecretStore
 from fray.controller.store import Store
 from fray.controller.workspaces.bundles import BundleStore
@@ -50,6 +53,13 @@ class CertificateIssuer(Protocol):
         """
 
 
+class NameFilter(Protocol):
+    """Filter of what a client may see of the registry."""
+
+    def filter_names(self, names: Names) -> Names:
+        """Return the endpoints without those of others."""
+
+
 @define(eq=False)
 class ControllerContext:
     """Shared state of one run of the controller."""
@@ -75,6 +85,10 @@ class ControllerContext:
     )
     authority: CertificateIssuer | None = None
     """Issuer of the certificates of nodes; None without TLS."""
+    people: People = field(
+        default=Factory(lambda self: People(self.store, random.SystemRandom()), takes_self=True), repr=False
+    )
+    audit: AuditLog = field(default=Factory(lambda self: AuditLog(self.store.path), takes_self=True), repr=False)
     inbox: EventInbox = field(init=False)
     """Set by the loop, before any peer can connect."""
     _pinned_by_event: dict[int, tuple[BlobId, ...]] = field(factory=dict, repr=False)
@@ -175,9 +189,11 @@ class ControllerContext:
         data = self.store.blob(outcome.value)
         return (outcome, [data]) if data is not None else (evolve(outcome, value=None), [])
 
-    def current_names(self, key: str) -> tuple[Names, list[Bytes]]:
-        """Return all endpoints under a key and, for an actor that has ended, how it ended."""
+    def current_names(self, key: str, scope: NameFilter | None = None) -> tuple[Names, list[Bytes]]:
+        """Return all endpoints under a key (in a scope) and, for an actor that has ended, how it ended."""
         names = names_under(self.state, key)
+        if scope is not None:
+            names = scope.filter_names(names)
         # Attached at this moment and not by the scheduler, whose rows and effects carry names of blobs only.
         ended, error = self.attach_error(names.ended)
         return evolve(names, ended=ended), error

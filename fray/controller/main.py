@@ -20,6 +20,7 @@ from fray.controller.store import Store
 from fray.errors import FrayError, InvalidRequest
 from fray.model.policy.policy import Policy
 from fray.net import daemon_logging, file_limits
+from fray.net.memory_protection import forbid_inspection
 from fray.net.switch_interval import shorten_switch_interval
 from fray.scheduler.effects import PolicyChanged
 
@@ -40,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InvalidRequest as error:
         return _report_error(error, 2)
     daemon_logging.configure(options.json_lines)
+    forbid_inspection()
     # The default soft limit of 1,024 descriptors is reached with about as many connections.
     file_limits.raise_limit()
     try:

@@ -17,6 +17,7 @@ from fray.controller.connections.gateway import Gateway
 from fray.controller.context import ControllerContext
 from fray.controller.join_tokens import JoinTokens
 from fray.controller.loop import Loop, anchored_clock
+from fray.controller.people import People
 from fray.controller.provider_driver import ProviderDriver, ProviderFactory, node_address
 from fray.controller.restore import restore_state
 from fray.controller.store import Store
@@ -99,7 +100,7 @@ async def run_controller(
     context.env_vars = dict(env_vars or {})
     context.authority = authority
     if authority is not None:
-        context.join_tokens.pins = lambda: authority.pins
+        context.join_tokens.pins = context.people.pins = lambda: authority.pins
     # Makes itself the context's inbox, which the gateway's connections post to.
     loop = Loop(context, clock)
     with unwrap_single_error():
@@ -194,6 +195,7 @@ def _open_context(
         secret=secret,
         bundles=bundles,
         join_tokens=JoinTokens(secret, store, JoinTokens.load_units(meta)),
+        people=People.load(meta, store, rng),
         # After a reboot, or in another container, the same pid is another process: marks in the store then prove
         # nothing.
         same_pid_namespace=meta.get("pid_namespace") == identity["pid_namespace"] != "",

@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+from fray.deploy import stored_keys
 from fray.errors import InvalidRequest
 from fray.model.ids import Namespace
 from fray.model.join_tokens import split_pins
@@ -39,18 +40,11 @@ async def open_remote(
         InvalidRequest: no token, or no fingerprint of the certificate authority of another machine.
         Unreachable, Unauthorized, ProtocolMismatch.
     """
-    secret = token if token is not None else os.environ.get("FRAY_TOKEN", "")
-    if not secret:
-        raise InvalidRequest(
-            "authentication required: set FRAY_TOKEN, or pass open_cluster(token=...); "
-            "fray-controller prints at its start where its token is"
-        )
-    # Tokens often come from files, with a newline at the end, and may contain fingerprints.
-    key, pins = split_pins(secret)
+    key, pins = _find_credential(address, token)
     async with open_runtime(
         WebSocketNetwork(),
-        [_secure_address(address, pins)],
-        Credential("cluster", key),
+        [secure_address(address, pins)],
+        key,
         RuntimeConfig(
             role=role,
             namespace=namespace,
@@ -64,7 +58,7 @@ async def open_remote(
         yield runtime
 
 
-def _secure_address(address: str, token_pins: Sequence[str]) -> str:
+def secure_address(address: str, token_pins: Sequence[str]) -> str:
     """Return the address of a controller, with TLS if it is another machine. Raises InvalidRequest."""
     scheme, _, rest = address.partition(":")
     if scheme == "unix":
@@ -74,3 +68,28 @@ def _secure_address(address: str, token_pins: Sequence[str]) -> str:
     insecure = os.environ.get(INSECURE_VARIABLE, "") == "1"
     written = f"fray://{place}"
     return controller_address(host.strip("[]"), int(port), written, pins, os.environ, token_pins, insecure=insecure)
+
+
+def _find_credential(address: str, token: str | None) -> tuple[Credential, Sequence[str]]:
+    """Return the cluster's token if it is given, else this person's key; and the fingerprints that came with it.
+
+    Raises:
+        InvalidRequest: neither is there.
+    """
+    secret = token if token is not None else os.environ.get("FRAY_TOKEN", "")
+    if secret:
+        # Tokens often come from files, with a newline at the end, and may contain fingerprints.
+        key, pins = split_pins(secret)
+        return Credential("cluster", key), pins
+    found = stored_keys.find_key(address)
+    if found is None:
+        raise InvalidRequest(
+            f"authentication required: `fray login {_spec_text(address)}` with an invitation, set FRAY_TOKEN, or pass "
+            "open_cluster(token=...); fray-controller prints at its start where its token is"
+        )
+    return found.credential, found.pins
+
+
+def _spec_text(address: str) -> str:
+    kind, _, rest = address.partition("#")[0].partition(":")
+    return f"fray+unix://{rest}" if kind == "unix" else f"fray://{rest}"

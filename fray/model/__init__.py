@@ -9,5 +9,5 @@ Basics, imported by everything else: `frozen` (classes), `ids`, `text`, `backoff
   `restart_policy`, `gangs`, `job_groups`, `actors`, `job_text`.
 - Machines held for later: `reservations`. Machines that join: `join_tokens`. The operator's policy file: `policy`.
 - Files and output of jobs: `workspace`, `log_records`; health, progress and metrics: `monitoring`.
-- `messages`: the bodies of control frames, made of all of these.
+- `messages`: the bodies of control frames, made of all of these. `access`: roles, and who may send which.
 """

@@ -106,7 +106,7 @@ async def download(request: RequestController, value: BlobId, allocate: Callable
         places.setdefault(part, []).append(index)
 
     async def fetch(part: BlobId) -> None:
-        _, (data,) = await _retry_busy(request, FetchChunk(chunk=part))
+        _, (data,) = await _retry_busy(request, FetchChunk(chunk=part, value=value))
         if hashlib.sha256(data).hexdigest() != part or any(len(data) != sizes[index] for index in places[part]):
             raise InvalidRequest(f"the part {part} of the value {value} arrived damaged from the controller")
         for index in places[part]:

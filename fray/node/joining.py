@@ -105,7 +105,7 @@ def _worker(config: NodeConfig, token: JoinKey) -> int:
 async def _request_join(
     config: NodeConfig, network: Network, credential: Credential, join_request: JoinRequest, rng: random.Random
 ) -> JoinGrant:
-    handler = _GreetingHandler()
+    handler = GreetingHandler()
     async with trio.open_nursery() as nursery:
 
         async def dial() -> None:
@@ -136,7 +136,7 @@ async def _request_join(
     return handler.answer
 
 
-class _GreetingHandler:
+class GreetingHandler:
     """Channel handler that keeps the controller's greeting, or the error."""
 
     def __init__(self) -> None:

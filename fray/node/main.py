@@ -23,6 +23,7 @@ from fray.model.join_tokens import split_pins
 from fray.model.resources import Capacity, Device, PortRange, parse_bytes
 from fray.net import daemon_logging
 from fray.net.controller_address import controller_address, is_loopback
+from fray.net.memory_protection import forbid_inspection
 from fray.net.switch_interval import shorten_switch_interval
 from fray.node.config import LEASE_MIN_S, EnvironmentLimits, MemoryLimitMode, NodeConfig, PidNamespaceMode
 from fray.node.daemon import serve_daemon
@@ -90,6 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parse(argv)
         config = make_config(options, _take_environ())
         daemon_logging.configure(options.json_lines)
+        forbid_inspection()
         # As long as the node runs, so that no other node of this machine offers the same ports.
         with _claim(config.capacity.ports) as claim:
             trio.run(serve_daemon, evolve(config, capacity=evolve(config.capacity, ports=claim.ports)))

@@ -173,7 +173,8 @@ async def open_runtime(
             # A driver should fail at once with a clear error. Code of a job need not wait, nor fail while the
             # controller is away.
             if config.waits_for_controller:
-                runtime.namespace = (await runtime.client.wait_ready(CONNECT_WITHIN_S)).namespace
+                welcome = await runtime.client.wait_ready(CONNECT_WITHIN_S)
+                runtime.namespace, runtime.user = welcome.namespace, welcome.user or runtime.user
                 # Only for drivers: a job whose session has ended is ended by its node, or finishes its work.
                 nursery.start_soon(_end_with_session, runtime, ending)
             if on_log is not None:

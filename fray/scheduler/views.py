@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from fray.errors import NoSuchJob
@@ -104,9 +104,10 @@ def list_jobs(
     prefix: str = "",
     states: Sequence[JobState] = (),
     limit: int = 0,
+    is_visible: Callable[[JobRow], bool] = lambda job: True,
 ) -> tuple[JobInfo, ...]:
     """Return jobs on record, newest last: of one namespace, of one name, of names or ids with a prefix, in some
-    states."""
+    states; of those that are visible."""
     found = [
         job.job_id
         for job in state.jobs.values()
@@ -114,6 +115,7 @@ def list_jobs(
         and (not name or job.spec.name == name)
         and job.job_id.startswith(prefix)  # an id is the name, and more
         and (not states or job_state(job) in states)
+        and is_visible(job)
     ]
     return tuple(map(partial(job_info, state), found[-limit:]))
 

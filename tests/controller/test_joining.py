@@ -622,6 +622,6 @@ async def test_who_has_the_clusters_token_may_ask_for_one_and_a_job_may_not(auto
             attempt_id=desired.attempt_id,
             credential=Credential(f"attempt:{desired.attempt_id}", desired.key),
         )
-        with pytest.raises(Unauthorized, match="jobs cannot create join tokens"):
+        with pytest.raises(Unauthorized, match="may not send CreateJoinToken"):
             await job.ask(CreateJoinToken(machine="a"))
         await join(place, machine(minted_here.token, attributes={"tpu_worker": "1"}))

@@ -12,10 +12,12 @@ import trio
 from fray.controller.serve import RunningController, run_controller
 from fray.controller.store import Store
 from fray.errors import FrayError
+from fray.model.access.user_keys import InvitationText, derive_verifier, read_invitation
 from fray.model.ids import mint
 from fray.model.log_records import record, records
 from fray.model.messages.client import ClientHello, ControllerHello, JobChanged, Jobs, Launch, ProcessMark, Role
 from fray.model.messages.node import AttemptLog, DesiredState, NodeGoodbye, NodeHello, ObservedState, ReadLog
+from fray.model.messages.people import AddUser, KeyGrant, RedeemInvitation
 from fray.model.resources import Capacity, Demand
 from fray.model.specs import DesiredAttempt, EndReason, EntryKind, JobInfo, JobSpec, ObservedAttempt, Outcome, Phase
 from fray.net.channel.public import Channel, RedialPolicy, run_dialed
@@ -306,6 +308,7 @@ class Stage:
         grace_s: float = 30.0,
         process: ProcessMark | None = None,
         credential: Credential | None = None,
+        user: str = "",
     ) -> Client:
         hello = ClientHello(
             session=session or attempt_id or f"session-{mint(self.rng)}",
@@ -314,10 +317,29 @@ class Stage:
             namespace=namespace,
             grace_s=grace_s,
             process=process,
+            user=user,
         )
         client = Client(lambda: hello)
         await self.dial(client, host, credential)
         return client
+
+    async def person(self, user: str, role: str, admin: Client | None = None) -> Credential:
+        """Invite a person and make its key, as ``fray user add`` and ``fray login`` do."""
+        admin = admin or await self.client(role=Role.TOOL, host="admin")
+        invitation = read_invitation((await admin.ask(AddUser(user=user, role=role))).text)
+        grant = await self.redeem(invitation, "secret of " + user)
+        return Credential(grant.key_id, derive_verifier("secret of " + user, invitation.key_id))
+
+    async def redeem(self, invitation: InvitationText, secret: str) -> KeyGrant:
+        """Redeem an invitation for a key of this secret."""
+        verifier = derive_verifier(secret, invitation.key_id)
+        peer = Peer(lambda: RedeemInvitation(verifier=verifier, label="laptop"))
+        own = derive_verifier(invitation.secret, invitation.key_id)
+        await self.dial(peer, "laptop", Credential(invitation.key_id, own))
+        grant: Any = peer.welcomes[0]
+        peer.scope.cancel()
+        assert isinstance(grant, KeyGrant)
+        return grant
 
     async def node(
         self,

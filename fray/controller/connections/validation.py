@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Sequence
 from attrs import evolve
 
 from fray.errors import ChannelClosed, FrayError, InvalidRequest, Unauthorized
+from fray.model.access.user_keys import USER_KEY
 from fray.model.environment import check_spec
 from fray.model.gangs import hosts_of, port_names, slice_hosts
 from fray.model.ids import ANONYMOUS_PREFIX, NAME_LIMIT, BlobId, JobId, Namespace, NodeName, SessionId, check_name
@@ -90,7 +91,7 @@ def check_client(hello: ClientHello, key_id: str, known: Session | None) -> None
     attempt = key_id.removeprefix(ATTEMPT_KEY) if key_id.startswith(ATTEMPT_KEY) else None
     # A job's key speaks for its own attempt only, and the cluster's token for no attempt: otherwise user code could
     # pose as a driver, whose sessions may do more.
-    known_key = attempt is not None or key_id == CLUSTER_KEY
+    known_key = attempt is not None or key_id == CLUSTER_KEY or key_id.startswith(USER_KEY)
     if not known_key or (hello.role is Role.JOB) != (attempt is not None) or hello.attempt_id != attempt:
         raise Unauthorized(f"key {key_id!r} does not authorize {hello.role.value} {hello.attempt_id or ''}".rstrip())
     # Session ids are not secret: they appear in logs and events.

@@ -2,6 +2,7 @@
 
 - `session`: hello, welcome, refusal and goodbye of every channel.
 - `client`: drivers, jobs and tools with the controller; `usage`, `maintenance` and `machine_groups` are parts of it.
+- `people`: users, keys, namespaces and the audit log; requests of clients, too.
 - `node`: nodes with the controller (desired state down, observed state up, logs, metrics).
 - `bundles`: workspaces on their way from drivers through the controller to nodes.
 - `calls`: callers with actor hosts, beside the calls themselves. `tunnels`: both, through the controller.

@@ -61,9 +61,12 @@ class FetchBundle:
 
 @frozen(kw_only=True)
 class FetchChunk:
-    """Fetch a chunk. Reply: `Done` with the chunk attached. Error: InvalidRequest: missing or damaged."""
+    """Fetch a chunk. Reply: `Done` with the chunk attached. Errors: InvalidRequest: missing or damaged; Unauthorized:
+    it is of no own value."""
 
     chunk: BlobId
+    value: BlobId = ""
+    """Large value of which it is a part; only nodes fetch chunks of anything else."""
 
 
 @frozen(kw_only=True)

@@ -66,6 +66,8 @@ class ControllerHello:
     namespace: Namespace = ""
     session_known: bool = False
     """The session existed before this connection."""
+    user: str = ""
+    """User of the session, as its key says; empty: as the client says."""
     in_place: bool = False
     """Jobs run in the process of their author, where its files are: no workspace needs to be sent."""
     env_vars: dict[str, str] = Factory(dict)

@@ -14,7 +14,7 @@ from typing import Any
 import trio
 from attrs import evolve
 
-from fray.errors import ChannelClosed, FrayError, Unreachable
+from fray.errors import ChannelClosed, FrayError, Unauthorized, Unreachable
 from fray.model.ids import JobId
 from fray.model.messages.client import (
     ClientHello,
@@ -33,6 +33,7 @@ from fray.model.messages.client import (
     Role,
     Watch,
 )
+from fray.model.specs import EndReason, Outcome
 from fray.net.channel.public import Channel, RedialPolicy, run_dialed
 from fray.net.channel.requests import Requests, copy_error
 from fray.net.channel.session import STALE_S
@@ -328,6 +329,11 @@ class ControllerClient:
             try:
                 # In the order of arrival: a change that follows the reply must not be overwritten by it.
                 await self.request_blobs(message, on_answer=self._on_subscribed)
+            except Unauthorized as error:
+                # As an end: calls of an actor that is not shared with this user must not wait for it.
+                if isinstance(message, Watch):
+                    refused = Outcome(cause=EndReason.FAILURE, message=str(error))
+                    self.names.on_names(Names(key=message.key, endpoints=(), ended=refused), ())
             except FrayError:
                 return  # the session has ended (`on_end` notifies all waiters) or the controller has no such key
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from fray.model.messages.usage import (
     QueueEntry,
@@ -38,12 +38,18 @@ TENANTS_LIMIT = 1_000
 # The queue ------------------------------------------------------------------------------------------------------------
 
 
-def queue_info(state: Tables, limit: int, user: str | None, now: float) -> QueueInfo:
-    """Return the first entries of the queue, in the order in which they would be tried if none were placed."""
+def queue_info(
+    state: Tables,
+    limit: int,
+    user: str | None,
+    now: float,
+    is_visible: Callable[[Applicant], bool] = lambda applicant: True,
+) -> QueueInfo:
+    """Return the first visible entries of the queue, in the order in which they would be tried if none were placed."""
     found: list[QueueEntry] = []
     # Positions count all applicants, also if only those of one user are listed.
     for position, applicant in enumerate(in_turn(state.queue), 1):
-        if user in (None, applicant.tenant.user):
+        if user in (None, applicant.tenant.user) and is_visible(applicant):
             found.append(_entry(state, applicant, position, now))
         if len(found) >= min(max(0, limit), LINES_LIMIT):
             break

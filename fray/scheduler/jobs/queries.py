@@ -6,7 +6,7 @@ launched by a driver without a namespace, so that its namespace was derived from
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from attrs import evolve
 
@@ -33,18 +33,24 @@ def _is_in_namespace(spec: JobSpec, own: Namespace, asked: Namespace | None) -> 
     return asked in (ALL_NAMESPACES, spec.namespace)
 
 
-def find_job(state: State, own: Namespace, name: str, asked: Namespace | None = None) -> JobId | None:
-    """Return the living job of this name (of the own namespace first), else the one that ended last, else the one with
-    this id."""
-    found = [job for job in living_jobs(state, own, asked, name) if job.spec.name == name]
+def find_job(
+    state: State,
+    own: Namespace,
+    name: str,
+    asked: Namespace | None = None,
+    is_visible: Callable[[JobRow], bool] = lambda job: True,
+) -> JobId | None:
+    """Return, of the visible jobs, the living one of this name (of the own namespace first), else the one that ended
+    last, else the one with this id."""
+    found = [job for job in living_jobs(state, own, asked, name) if job.spec.name == name and is_visible(job)]
     if found:
         # One that is being ended comes last: its successor has the same name already.
         return min(found, key=lambda job: (job.spec.namespace != own, job.stop_cause is not None, job.order)).job_id
     for job_id in reversed(state.finished_jobs):
         spec = state.jobs[job_id].spec
-        if spec.name == name and _is_in_namespace(spec, own, asked):
+        if spec.name == name and _is_in_namespace(spec, own, asked) and is_visible(state.jobs[job_id]):
             return job_id
-    return name if name in state.jobs else None
+    return name if name in state.jobs and is_visible(state.jobs[name]) else None
 
 
 def living_jobs(state: State, own: Namespace, asked: Namespace | None, prefix: str) -> Iterator[JobRow]:

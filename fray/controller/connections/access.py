@@ -1,0 +1,412 @@
+"""The door of the controller: which requests of a client are handled, and what of the cluster is a client's own.
+
+`admit` is called before every request of a client, with the role of its key (`fray.model.access.roles`). Where a role
+has access to its own alone, the request is checked against the state, or narrowed; queries and notices are filtered by
+`Scope`. Own is:
+
+- for a user: its jobs, namespaces that it was first to use, and those that are shared with it;
+- for a job: the jobs of its namespace and of the namespaces it was launched from, all jobs that it has launched at any
+  depth, its user's detached jobs that have a namespace of their own name, and namespaces that are shared with its user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+from attrs import evolve
+
+from fray.errors import NoSuchJob, ProtocolMismatch, Unauthorized
+from fray.model.access.roles import ACCESS, Access, Identity, access_of
+from fray.model.ids import ANONYMOUS_PREFIX, ActorId, BlobId, JobId, Namespace, split_actor_id, split_attempt
+from fray.model.job_groups import JobGroupInfo
+from fray.model.messages import bundles, client, people, usage
+from fray.model.messages.maintenance import WhatIf
+from fray.model.messages.node import ReadLog
+from fray.model.messages.tunnels import OpenTunnel
+from fray.model.reservations import ReservationId
+from fray.model.specs import JobSpec
+from fray.scheduler.jobs.queries import is_root, living_jobs
+from fray.scheduler.state.rows import JobRow
+from fray.scheduler.state.state import State
+
+if TYPE_CHECKING:
+    from fray.controller.people import People
+
+VALUES_LIMIT = 10_000
+"""Values that are remembered as a client's own, so that not every part of one is looked up in all jobs."""
+
+
+class Scope:
+    """Part of the cluster that is one client's own.
+
+    Args:
+        own_namespace: of the client's session.
+        job_id: the job that the client is; None: a person.
+    """
+
+    def __init__(
+        self, state: State, people: People, identity: Identity, own_namespace: Namespace, job_id: JobId | None
+    ) -> None:
+        self._state, self._people = state, people
+        self._identity, self._own, self._job_id = identity, own_namespace, job_id
+        self._values: dict[BlobId, None] = {}
+
+    @property
+    def user(self) -> str:
+        return self._identity.user
+
+    @cached_property
+    def _inherited(self) -> frozenset[Namespace]:
+        """The namespaces from which this job was launched, through all jobs above it."""
+        found: set[Namespace] = set()
+        row = self._state.jobs.get(self._job_id) if self._job_id is not None else None
+        while row is not None:
+            launcher = self._state.sessions.get(row.launched_by)
+            found |= {row.spec.namespace} | ({launcher.namespace} if launcher is not None else set())
+            row = self._state.jobs.get(row.parent)
+        return frozenset(found)
+
+    def has_namespace(self, namespace: Namespace) -> bool:
+        # Tools of all users have the empty namespace.
+        if not namespace:
+            return False
+        return namespace == self._own or namespace in self._inherited or self._people.may_use(self.user, namespace)
+
+    def has_job(self, job: JobRow) -> bool:
+        if self.has_namespace(job.spec.namespace):
+            return True
+        if self._job_id is None:
+            return job.spec.user == self.user
+        return (job.spec.user == self.user and is_root(job.spec)) or self._has_launched(job)
+
+    def _has_launched(self, job: JobRow) -> bool:
+        row: JobRow | None = job
+        while row is not None and row.parent:
+            if row.parent == self._job_id:
+                return True
+            row = self._state.jobs.get(row.parent)
+        return False
+
+    def has_job_id(self, job_id: JobId) -> bool:
+        """Return whether a job on record is own; an unknown one is not."""
+        job, past = self._state.jobs.get(job_id), self._state.job_tombstones.get(job_id)
+        return self.has_job(job) if job is not None else past is not None and self.has_namespace(past.namespace)
+
+    def has_session(self, name: str) -> bool:
+        """Return whether a driver's or job's session is own."""
+        attempt, session = self._state.attempts.get(name), self._state.sessions.get(name)
+        if attempt is not None:
+            return self.has_job_id(attempt.job_id)
+        if session is None:
+            return False
+        is_same_person = self._job_id is None and session.user == self.user
+        return is_same_person or self.has_namespace(session.namespace)
+
+    def has_actor(self, actor_id: ActorId, namespace: Namespace = "") -> bool:
+        """Return whether an actor is own; an unknown one is judged by the namespace."""
+        host, _ = split_actor_id(actor_id)
+        if host in self._state.jobs or host in self._state.job_tombstones:
+            return self.has_job_id(host)
+        registration, past = self._state.registrations.get(host), self._state.actor_tombstones.get(host)
+        if registration is not None:
+            return self.has_namespace(registration.endpoint.namespace) or self.has_session(registration.session)
+        return self.has_namespace(past.namespace if past is not None else namespace)
+
+    def has_group(self, group: JobGroupInfo) -> bool:
+        members = [self._state.jobs.get(member.job_id) for member in group.members]
+        own = bool(members) and all(job is not None and self.has_job(job) for job in members)
+        return own or self.has_namespace(group.namespace)
+
+    def has_reservation(self, reservation_id: ReservationId) -> bool:
+        row = self._state.reservations.get(reservation_id)
+        if row is None:
+            return False
+        return self.has_namespace(row.spec.namespace) or (self._job_id is None and row.spec.user == self.user)
+
+    def has_value(self, value: BlobId) -> bool:
+        """Return whether a value is the result or payload of an own job."""
+        if value in self._values:
+            return True
+        for job in self._state.jobs.values():
+            outcome = job.outcome.value if job.outcome is not None else None
+            if value in (outcome, job.spec.payload) and self.has_job(job):
+                if len(self._values) >= VALUES_LIMIT:
+                    self._values.clear()
+                self._values[value] = None
+                return True
+        return False
+
+    def filter_names(self, names: client.Names) -> client.Names:
+        """Return the endpoints without those of others."""
+        own = tuple(one for one in names.endpoints if self.has_actor(one.actor_id, one.namespace))
+        return names if len(own) == len(names.endpoints) else evolve(names, endpoints=own)
+
+    # Checks
+
+    def check_job(self, job_id: JobId) -> None:
+        """Raise Unauthorized for a job of others, NoSuchJob for an unknown one."""
+        if self.has_job_id(job_id):
+            return
+        if job_id in self._state.jobs or job_id in self._state.job_tombstones:
+            raise self._refusal(f"job {job_id!r}")
+        raise NoSuchJob(f"no job {job_id!r} on record (it may have ended long ago)", job_id=job_id)
+
+    def check_reservation(self, reservation_id: ReservationId) -> None:
+        # For an unknown one the handler raises its own error.
+        if reservation_id in self._state.reservations and not self.has_reservation(reservation_id):
+            raise self._refusal(f"reservation {reservation_id!r}")
+
+    def check_namespace(self, namespace: Namespace, *, claims: bool = True) -> None:
+        """Check that the client may put jobs into a namespace; one that is free becomes its user's.
+
+        Raises:
+            Unauthorized: it is another user's.
+        """
+        if not namespace or self.has_namespace(namespace):
+            return
+        is_free = self._people.owner(namespace) is None and not self._is_used_by_others(namespace)
+        # A job takes no namespace for its user.
+        if not is_free or namespace.startswith(ANONYMOUS_PREFIX) or (claims and self._job_id is not None):
+            raise self._refusal(f"namespace {namespace!r}")
+        if claims:
+            self._people.claim(self.user, namespace)
+
+    def _is_used_by_others(self, namespace: Namespace) -> bool:
+        """Return whether anything that lives in a namespace is another user's."""
+        state, user = self._state, self.user
+        return (
+            any(one.namespace == namespace and one.user != user for one in state.sessions.values() if not one.is_ending)
+            or any(job.spec.user != user for job in living_jobs(state, namespace, namespace, ""))
+            or any(
+                one.spec.namespace == namespace and one.spec.user != user
+                for one in state.reservations.values()
+                if not one.is_closed
+            )
+        )
+
+    def _refusal(self, what: str) -> Unauthorized:
+        who = f"job {self._job_id!r}" if self._job_id is not None else f"user {self.user!r}"
+        return Unauthorized(
+            f"{what} is not of {who}: it belongs to another user or namespace; its owner can share a namespace with "
+            f"`fray namespace share NAMESPACE --with {self.user or 'USER'}`"
+        )
+
+
+class Requester(Protocol):
+    """Connection of a client, with its identity."""
+
+    scope: Scope
+
+    def identify(self) -> Identity:
+        """Return the identity as it is now. Raises Unauthorized: its key has expired or was revoked."""
+
+
+# Requests ------------------------------------------------------------------------------------------------------------
+
+
+def admit(peer: Requester, message: Any) -> Any:
+    """Return a request as it may be handled: unchanged, or narrowed to what is the client's own.
+
+    Raises:
+        Unauthorized: the role of the client's key may not send it, or it is about something of others.
+        NoSuchJob: it is about an unknown job.
+        ProtocolMismatch: it is of a class without a row in the table.
+    """
+    if type(message) not in ACCESS:
+        raise ProtocolMismatch(f"unsupported request: {type(message).__name__}")
+    identity = peer.identify()
+    access = access_of(identity.role, type(message))
+    if access is Access.NO:
+        raise Unauthorized(
+            f"{identity} may not send {type(message).__name__}: see the table of roles in docs/security.md"
+        )
+    message = _with_user(identity, message)
+    narrow = NARROWED.get(type(message)) if access is Access.OWN else None
+    return message if narrow is None else narrow(peer.scope, message)
+
+
+def scope_for(peer: Requester, request: type) -> Scope | None:
+    """Return the scope by which an answer is filtered; None: the client may see all."""
+    return peer.scope if access_of(peer.identify().role, request) is not Access.ALL else None
+
+
+def _with_user(identity: Identity, message: Any) -> Any:
+    """Return a request with the identity's user in its specs, whatever they say."""
+    # The holder of the cluster's token says for whom it acts, as there is nothing else that would.
+    if identity.is_stated:
+        return message
+    match message:
+        case client.Launch():
+            if all(spec.user == identity.user for spec in message.jobs):
+                return message
+            return evolve(message, jobs=tuple(evolve(spec, user=identity.user) for spec in message.jobs))
+        case client.CreateReservation():
+            return evolve(message, spec=evolve(message.spec, user=identity.user))
+        case WhatIf():
+            return evolve(message, job=evolve(message.job, user=identity.user))
+    return message
+
+
+def _launch(scope: Scope, message: client.Launch) -> client.Launch:
+    for spec in message.jobs:
+        _check_spec(scope, spec)
+    return message
+
+
+def _check_spec(scope: Scope, spec: JobSpec) -> None:
+    # A detached job in a namespace of its own name takes that name, and not a namespace for good.
+    scope.check_namespace(spec.namespace, claims=not is_root(spec))
+    if spec.reservation_id:
+        scope.check_reservation(spec.reservation_id)
+
+
+def _terminate(scope: Scope, message: client.Terminate) -> client.Terminate:
+    """Return the request with ids of own jobs in place of names."""
+    state, own = scope._state, scope._own
+    for job_id in message.jobs:
+        if (job_id in state.jobs or job_id in state.job_tombstones) and not scope.has_job_id(job_id):
+            raise scope._refusal(f"job {job_id!r}")
+    found = dict.fromkeys(message.jobs)
+    for text, is_whole in ((message.name, True), (message.prefix, False)):
+        for job in living_jobs(state, own, message.namespace, text) if text else ():
+            if (job.spec.name == text or not is_whole) and scope.has_job(job):
+                found[job.job_id] = None
+    if message.group:
+        for group in state.job_groups.values():
+            jobs = [state.jobs[job_id] for job_id in state.group_members[group.group_id].jobs]
+            is_meant = message.group in (group.config.name, group.group_id) and group.ended_at is None
+            if is_meant and message.namespace in (None, "*", group.namespace) and all(map(scope.has_job, jobs)):
+                found |= dict.fromkeys(job.job_id for job in jobs)
+    return evolve(message, jobs=tuple(found), name="", prefix="", group="")
+
+
+def _jobs(scope: Scope, message: client.WatchJobs) -> client.WatchJobs:
+    for job_id in message.jobs:
+        scope.check_job(job_id)
+    return message
+
+
+def _job(scope: Scope, message: Any) -> Any:
+    if message.job is not None:
+        scope.check_job(message.job)
+    return message
+
+
+def _job_or_reservation(scope: Scope, message: client.Explain | client.GetEvents) -> Any:
+    if message.job in scope._state.reservations:
+        scope.check_reservation(message.job)
+        return message
+    return _job(scope, message)
+
+
+def _read_log(scope: Scope, message: ReadLog) -> ReadLog:
+    attempt = scope._state.attempts.get(message.attempt_id)
+    if attempt is not None:
+        scope.check_job(attempt.job_id)
+    return message
+
+
+def _create_reservation(scope: Scope, message: client.CreateReservation) -> client.CreateReservation:
+    scope.check_namespace(message.spec.namespace)
+    return message
+
+
+def _reservation(scope: Scope, message: Any) -> Any:
+    scope.check_reservation(message.reservation_id)
+    return message
+
+
+def _watch(scope: Scope, message: client.Watch) -> client.Watch:
+    kind, _, rest = message.key.partition(":")
+    host = split_actor_id(rest)[0] if kind == "actor" else ""
+    is_known = host in scope._state.jobs or host in scope._state.registrations
+    # A name whose namespace is not own may still be an own actor's: its endpoints are filtered.
+    if is_known and not scope.has_actor(rest):
+        raise scope._refusal(f"actor {rest!r}")
+    return message
+
+
+def _value(scope: Scope, message: bundles.FetchValue) -> bundles.FetchValue:
+    if not scope.has_value(message.value):
+        raise scope._refusal(f"value {message.value!r}")
+    return message
+
+
+def _chunk(scope: Scope, message: bundles.FetchChunk) -> bundles.FetchChunk:
+    # That the chunk is a part of the value is checked where it is read.
+    if not message.value or not scope.has_value(message.value):
+        raise scope._refusal(f"chunk {message.chunk!r}")
+    return message
+
+
+def _tunnel(scope: Scope, message: OpenTunnel) -> OpenTunnel:
+    if message.port:
+        scope.check_job(message.to)
+    elif (message.to in scope._state.attempts or message.to in scope._state.sessions) and not scope.has_session(
+        message.to
+    ):
+        raise scope._refusal(f"process {message.to!r}")
+    return message
+
+
+def _keys(scope: Scope, message: people.ListKeys) -> people.ListKeys:
+    return evolve(message, user=scope.user)
+
+
+def _revoke(scope: Scope, message: people.RevokeKeys) -> people.RevokeKeys:
+    own = {key.key_id for key in scope._people.keys(0.0, scope.user)}
+    if message.user not in ("", scope.user) or not own.issuperset(message.keys):
+        raise scope._refusal("one of these keys")
+    return message
+
+
+def _share(scope: Scope, message: people.ShareNamespace) -> people.ShareNamespace:
+    if scope._people.owner(message.namespace) != scope.user:
+        scope.check_namespace(message.namespace)
+    if scope._people.owner(message.namespace) != scope.user:
+        raise scope._refusal(f"namespace {message.namespace!r}")
+    return message
+
+
+NARROWED: dict[type, Callable[[Scope, Any], Any]] = {
+    client.Launch: _launch,
+    client.Terminate: _terminate,
+    client.WatchJobs: _jobs,
+    client.GetStacks: _job,
+    client.Explain: _job_or_reservation,
+    client.GetEvents: _job_or_reservation,
+    client.FollowLogs: _job,
+    client.WatchLogs: _job,
+    ReadLog: _read_log,
+    client.CreateReservation: _create_reservation,
+    client.RenewReservation: _reservation,
+    client.ReleaseReservation: _reservation,
+    client.WatchReservation: _reservation,
+    client.Watch: _watch,
+    bundles.FetchValue: _value,
+    bundles.FetchChunk: _chunk,
+    OpenTunnel: _tunnel,
+    people.ListKeys: _keys,
+    people.RevokeKeys: _revoke,
+    people.ShareNamespace: _share,
+}
+"""Checks of requests of which a role may send its own alone. The others are filtered where they are answered (lists,
+finds, names), or are about the sender by themselves (its session, its checkpoint, its registrations)."""
+
+FILTERED = (
+    *(client.FindJob, client.ListJobs, client.ListGroups, client.ListReservations, client.ListActors),
+    *(client.FindActor, people.ListNamespaces, usage.GetQueue),
+)
+"""Requests whose answers are filtered."""
+OF_SENDER = (
+    *(client.ProvideSecrets, client.Register, client.Unregister, client.Unwatch, client.SaveCheckpoint),
+    *(client.FetchCheckpoint, client.ReportWait, client.EndSession),
+)
+"""Requests that are about the sender by themselves."""
+
+
+def job_of(attempt_id: str | None) -> JobId | None:
+    """Return the job of a client that is an attempt."""
+    return split_attempt(attempt_id)[0] if attempt_id is not None else None

@@ -1,0 +1,102 @@
+"""``fray login``: makes a key for a cluster with an invitation.
+
+Invariant: the secret of the key is made here, is never sent, and is stored before the invitation is presented: if the
+answer is lost, the same invitation gives the same key.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+import time
+
+import trio
+from attrs import asdict, evolve
+
+from fray.deploy import stored_keys
+from fray.deploy.stored_keys import StoredKey
+from fray.errors import FrayError, ProtocolMismatch, Unauthorized
+from fray.model.access.user_keys import LABEL_LIMIT, SECRET_LENGTH, derive_verifier, read_invitation
+from fray.model.ids import mint
+from fray.model.messages.people import KeyGrant, RedeemInvitation
+from fray.net.channel.public import RedialPolicy, run_dialed
+from fray.net.codec import encode_message
+from fray.net.transport import Credential, Network
+from fray.node.joining import GreetingHandler
+
+LOGIN_S = 15.0
+"""Seconds that a login waits for the controller."""
+
+
+async def login(spec: str, address: str, invitation_text: str, network: Network, rng: random.Random) -> StoredKey:
+    """Make a key with an invitation, store it, and make its cluster the default.
+
+    Args:
+        spec: cluster spec, as people write it.
+        address: of its controller, in the notation of `fray.net`.
+
+    Raises:
+        InvalidRequest: the text is not an invitation.
+        Unauthorized: the invitation has expired, was revoked or used, or is for another cluster.
+        ConnectionFailed: the controller cannot be reached.
+        OSError: the key cannot be stored.
+    """
+    invitation = read_invitation(invitation_text)
+    stored = stored_keys.read()
+    record = stored.get("pending", {}).get(invitation.invitation_id)
+    key = (
+        stored_keys.parse(record)
+        if record is not None
+        else StoredKey(
+            spec=spec,
+            invitation_id=invitation.invitation_id,
+            secret=mint(rng, SECRET_LENGTH),
+            pins=invitation.pins,
+        )
+    )
+    # Beside the present key, which stays valid if this login fails. Only one login is pending at a time.
+    stored_keys.write({**stored, "pending": {key.invitation_id: asdict(key)}})
+    verifier = derive_verifier(key.secret, invitation.key_id)
+    message = RedeemInvitation(verifier=verifier, label=socket.gethostname()[:LABEL_LIMIT])
+    own = Credential(invitation.key_id, derive_verifier(invitation.secret, invitation.key_id))
+    grant = await _request_grant(network, address, own, message, rng)
+    key = evolve(key, spec=spec, user=grant.user, role=grant.role, expires_at=time.time() + grant.life_s)
+    stored_keys.write(
+        {"default": spec, "clusters": {**stored.get("clusters", {}), stored_keys.place_of(address): asdict(key)}}
+    )
+    return key
+
+
+async def _request_grant(
+    network: Network, address: str, own: Credential, message: RedeemInvitation, rng: random.Random
+) -> KeyGrant:
+    handler = GreetingHandler()
+    async with trio.open_nursery() as nursery:
+
+        async def dial() -> None:
+            try:
+                await run_dialed(
+                    network,
+                    [address],
+                    own,
+                    greeting=lambda: encode_message(message),
+                    handler=handler,
+                    incarnation=mint(rng),
+                    policy=RedialPolicy(refused_is_final=True, give_up_s=LOGIN_S),
+                    rng=rng,
+                )
+            except FrayError as error:
+                # Kept and raised outside of the nursery, which would wrap it in an ExceptionGroup.
+                handler.on_end(error)
+
+        nursery.start_soon(dial)
+        await handler.greeted.wait()
+        nursery.cancel_scope.cancel()
+    answer = handler.answer
+    if isinstance(answer, Unauthorized) and "the invitation" not in str(answer):
+        raise Unauthorized("the invitation has expired, was revoked, or is for another cluster; ask for another one")
+    if isinstance(answer, FrayError):
+        raise answer
+    if not isinstance(answer, KeyGrant):
+        raise ProtocolMismatch(f"the controller answered an invitation with {type(answer).__name__}")
+    return answer
