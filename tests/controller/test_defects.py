@@ -12,6 +12,7 @@ import pytest
 from attrs import evolve
 
 import fray.scheduler.step as step_module
+from fray.controller.connections.validation import USER_LIMIT, check_user
 from fray.controller.context import ControllerContext
 from fray.controller.loop import TICK_RETRY_S, Loop
 from fray.controller.store import Store
@@ -366,3 +367,11 @@ async def test_a_request_that_fails_is_answered_with_the_error(
         # The payload of the refused launch was dropped with it, and comes with the next.
         reply = await driver.ask(Launch(jobs=(spec("work"),)), [b"payload"])
         assert reply.jobs[0].job_id == "work-1"
+
+
+def test_users_have_at_most_256_printable_characters() -> None:
+    assert check_user("ü" * USER_LIMIT)
+    assert check_user("") == ""
+    for bad in ("ü" * (USER_LIMIT + 1), "a\nb", "a\x9bb", "a\0"):
+        with pytest.raises(InvalidRequest, match="expected at most 256 printable characters"):
+            check_user(bad)
