@@ -7,9 +7,6 @@ import pytest
 from tests.network.campaign import run_campaign
 from tests.network.laboratory import Laboratory
 
-PROMISED = ("cut", "isolate", "cut_one_way", "lose", "freeze", "restart_controller")
-"""Kinds of faults through which calls are answered today; refusals end calls that should wait (test_refusals.py)."""
-
 
 @pytest.mark.in_test_all
 @pytest.mark.within(300)
@@ -17,7 +14,7 @@ def test_calls_streams_and_arrays_take_effect_once_under_random_faults(
     lab: Laboratory, pytestconfig: pytest.Config
 ) -> None:
     seed = int(pytestconfig.getoption("hypothesis_seed") or 1)
-    result = run_campaign(lab, seed, cuts=5, kinds=PROMISED)
+    result = run_campaign(lab, seed, cuts=5)
     assert not result.breaches, f"seed {seed}: {result.faults}"
     assert result.calls > 1000, "there was load"
     assert result.items > 100
