@@ -180,7 +180,7 @@ def build_bundle(data: bytes) -> str:
             bundle = hashlib.sha256(text).hexdigest()
             _check_inside(store.build(bundle, manifest, ()))
             copy = root.parent / "copy"
-            store.copy(bundle, copy)
+            store.copy(bundle, copy, "ada")
             _check_inside(copy)
             found = f"tree of {len(manifest.files)} files"
         except REFUSALS as error:
