@@ -38,14 +38,16 @@ from corpus_screen import Screen, differences, print_report, write_json
 from corpus_text import (
     Found,
     Group,
-    Shingles,
+    Packed,
     Tally,
     add_to_groups,
     in_order,
+    pack,
     read_files,
     sample_of,
     search,
     summary,
+    unpack,
 )
 
 Worker: TypeAlias = tuple[str, int, str]
@@ -78,7 +80,7 @@ async def process_band(number: int, low: int, high: int, merger: Any) -> None:
     """Task of a worker: find all near pairs whose larger function has ``low`` to ``high`` shingles."""
     me = this_worker()
     await merger.begin(f"band {number}", me)
-    sets = await merger.band(low, high)
+    sets = unpack(await merger.band(low, high))
     pairs, sample = await trio.to_thread.run_sync(search, sets, low)
     await merger.add_pairs(f"band {number}", me, pairs, sample)
 
@@ -122,9 +124,10 @@ class Merger:
             weights[bounds[place - 1], bounds[place]] += size
         return [band for band, _ in sorted(weights.items(), key=lambda item: (-item[1], item[0]))]
 
-    def band(self, low: int, high: int) -> dict[int, Shingles]:
+    def band(self, low: int, high: int) -> Packed:
         least = -(-4 * low // 5)
-        return {key: group.shingles for key, group in enumerate(self.ordered) if least <= len(group.shingles) < high}
+        sets = {key: group.shingles for key, group in enumerate(self.ordered)}
+        return pack({key: members for key, members in sets.items() if least <= len(members) < high})
 
     def add_pairs(self, task: str, worker: Worker, pairs: Sequence[tuple[int, int]], sample: Mapping[str, int]) -> None:
         if task in self.done:

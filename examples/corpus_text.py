@@ -19,7 +19,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,6 +27,8 @@ Place: TypeAlias = tuple[str, int, str]
 """File, line, name."""
 Shingles: TypeAlias = "array[int]"
 """Hashes of a function's token 5-shingles, in order, each once."""
+Packed: TypeAlias = tuple[list[int], list[int], Shingles]
+"""Keys, sizes, and the members of all sets one after the other."""
 Found: TypeAlias = tuple[bytes, int, Place, Shingles]
 """Function: digest of its tokens, their number, its place, its shingles."""
 
@@ -116,6 +118,18 @@ def read_functions(source: bytes) -> tuple[list[Function], int, list[str]]:
 def alike(size: int, other: int, shared: int) -> bool:
     """Return whether the Jaccard index is at least 0.8, in whole numbers: shared / (size + other - shared) >= 4/5."""
     return 9 * shared >= 4 * (size + other)
+
+
+def pack(sets: Mapping[int, Shingles]) -> Packed:
+    """Return ``sets`` as their keys, their sizes and one array, which travels faster than ten thousand small ones."""
+    return list(sets), [len(members) for members in sets.values()], array("q", b"".join(map(bytes, sets.values())))
+
+
+def unpack(packed: Packed) -> dict[int, Shingles]:
+    """Inverse of `pack`."""
+    keys, sizes, members = packed
+    ends = accumulate(sizes)
+    return {key: members[end - size : end] for key, size, end in zip(keys, sizes, ends, strict=True)}
 
 
 def near_pairs(sets: Mapping[int, Sequence[int]], least: int = 0) -> list[tuple[int, int]]:

@@ -11,16 +11,19 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from fray.net.switch_interval import SWITCH_INTERVAL_S
-from fray.node.job_process.bootstrap import PRELOAD
-from fray.node.zygotes.zygote import ForkedZygote, fork_zygote, import_all
+if TYPE_CHECKING:
+    from fray.node.zygotes.zygote import ForkedZygote
 
 
 def main() -> NoReturn:
     """Run the node. Exit status: 0 after SIGTERM or SIGINT or the driver's end, 1 if the cluster does not accept it."""
-    gc.disable()  # what is imported stays: collecting garbage in it takes a tenth of the start
+    # Before the first import: what is imported stays, and collecting garbage in it takes a tenth of the start.
+    gc.disable()
+    from fray.node.job_process.bootstrap import PRELOAD
+    from fray.node.zygotes.zygote import fork_zygote, import_all
+
     import_all(name.partition(":")[0] for name in PRELOAD)
     status = _be_node(int(sys.argv[1]), fork_zygote(PRELOAD))
     sys.stderr.flush()
@@ -33,6 +36,7 @@ def _be_node(config_fd: int, zygote: ForkedZygote) -> int:
     from fray.errors import FrayError
     from fray.net import daemon_logging
     from fray.net.codec import from_json
+    from fray.net.switch_interval import SWITCH_INTERVAL_S
     from fray.node.config import NodeConfig
     from fray.node.daemon import serve_daemon
 

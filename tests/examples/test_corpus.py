@@ -142,7 +142,11 @@ def test_all_bands_together_find_the_pairs_of_a_single_search(sets: list[frozens
     merger = corpus.Merger()
     rows = [(bytes([n]), 40, ("file", n, "f"), array("q", sorted(one))) for n, one in enumerate(sets)]
     merger.add("shard 0", ("w", 1, "m"), corpus_text.Tally(), rows)
-    pairs = [pair for low, high in merger.plan() for pair in corpus_text.search(merger.band(low, high), low)[0]]
+    pairs = [
+        pair
+        for low, high in merger.plan()
+        for pair in corpus_text.search(corpus_text.unpack(merger.band(low, high)), low)[0]
+    ]
     assert sorted(pairs) == corpus_text.near_pairs({key: sorted(one) for key, one in enumerate(sets)})
 
 
@@ -321,7 +325,10 @@ def test_ctrl_c_ends_the_example_with_one_line() -> None:
     ("arguments", "says"),
     [
         (["--cluster", "nonsense"], "'machine?nodes=2&cpu=4' or 'fray://host:port'"),
-        (["--cluster", "fray+unix:///nowhere/at/all"], "authentication required: set FRAY_TOKEN"),
+        (
+            ["--cluster", "fray+unix:///nowhere/at/all"],
+            "authentication required: `fray login fray+unix:///nowhere/at/all`",
+        ),
         (["--workers", "0"], "--workers must be 1 or more"),
         (["--cluster", "local", "--kill-worker"], "--kill-worker needs workers that are processes"),
     ],
