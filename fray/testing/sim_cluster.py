@@ -79,7 +79,8 @@ class ControllerKilled(StoreError):
 class Freezer:
     """Stops whole machines: their tasks are not run, even if woken, until `thaw`."""
 
-    def __init__(self, stopped: set[str]) -> None:
+    def __init__(self, stopped: set[str], network: SimNetwork) -> None:
+        self._network = network
         self._frozen: dict[str, list[Any]] = {}
         self._stopped = stopped
 
@@ -87,10 +88,12 @@ class Freezer:
         """Stop a machine like SIGSTOP to every process."""
         self._frozen.setdefault(machine, [])
         self._stopped.add(machine)
+        self._network.suspend(machine)
 
     def thaw(self, machine: str) -> None:
         """Continue a machine like SIGCONT: wake-ups of the meantime are delivered, late."""
         self._stopped.discard(machine)
+        self._network.resume(machine)
         for task in self._frozen.pop(machine, ()):
             task._runner.runq.append(task)
 
@@ -431,7 +434,7 @@ class SimCluster:
         nursery: trio.Nursery,
     ) -> None:
         self.seed, self.network, self.truth, self.rules, self.nursery = seed, network, truth, rules, nursery
-        self.freezer = Freezer(truth.stopped)
+        self.freezer = Freezer(truth.stopped, network)
         self.on_saved: Callable[[int, State], None] = lambda saves, state: None
         self.declared: tuple[NodeHello, ...] = ()
         if declares:

@@ -260,6 +260,7 @@ class MemoryNetwork:
         self._living: dict[tuple[int, str], MemoryTransport] = {}
         self._delays: dict[tuple[str, str], tuple[float, float]] = {}
         self._cut: set[tuple[str, str]] = set()
+        self._suspended: set[str] = set()
         self._frozen: set[str] = set()
         self._rejected: set[tuple[str, str]] = set()
         self._changed = trio.lowlevel.ParkingLot()
@@ -311,6 +312,19 @@ class MemoryNetwork:
         low_s, high_s = self._delays.get((a, b), (0.0, 0.0))
         # No random number for a fixed delay, so that setting one does not shift the numbers of everything else.
         return low_s if low_s == high_s else self.rng.uniform(low_s, high_s)
+
+    def machine_of(self, host: str) -> str:
+        """Return the machine of a host: here each is one of its own."""
+        return host
+
+    def suspend(self, machine: str) -> None:
+        """Let no listener there answer a handshake until `resume`, as if its processes had got SIGSTOP."""
+        self._suspended.add(machine)
+
+    def resume(self, machine: str) -> None:
+        """End `suspend`."""
+        self._suspended.discard(machine)
+        self._changed.unpark_all()
 
     def cut(self, a: str, b: str, *, both: bool = True) -> None:
         """Separate two hosts: no message from ``a`` reaches ``b`` until `heal`; connections stay, dials time out."""
@@ -368,6 +382,8 @@ class MemoryNetwork:
             raise Refused(f"connection refused: nothing is listening on {address}", address=address)
         # Request and answer, so that both directions of a partition and of a delay take part in dialing.
         await self._wait_handshake_message(source, host)
+        while self.machine_of(host) in self._suspended:
+            await self._changed.park()
         listener = self._listeners.get(address)
         await self._wait_handshake_message(host, source)
         # Compared again: the host may have crashed, or been replaced by another process, during the handshake.
