@@ -258,7 +258,13 @@ def _ca(verbs: Verbs) -> None:
         ("issue", "issue a certificate for a node, valid for a day; nodes request theirs themselves"),
     )
     for name, what in known:
-        parser = actions.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
+        parser = actions.add_parser(
+            name,
+            help=what,
+            description=f"{what[0].upper()}{what[1:]}.",
+            epilog=f"examples:\n  fray ca {name} --store ./fray-state" + (" alpha" if name == "issue" else ""),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         parser.set_defaults(verb=f"ca:{name}", opens="itself", parser=parser)
         home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
         parser.add_argument(
