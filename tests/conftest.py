@@ -69,8 +69,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "first_hour: the page that a new user follows; run with every Python")
     every = config.getoption("--all")
     settings.load_profile("random" if every else "fixed")
-    if every and config.getoption("hypothesis_seed") is None and not hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput"):
+        config.option.hypothesis_seed = config.workerinput["hypothesis_seed"]
+    elif every and config.getoption("hypothesis_seed") is None:
         config.option.hypothesis_seed = str(random.SystemRandom().randrange(2**32))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Pass the seed to a worker of pytest-xdist, which gets the options of the command line alone."""
+    node.workerinput["hypothesis_seed"] = node.config.option.hypothesis_seed
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -17,7 +17,7 @@ from fray import Entrypoint, JobRequest, JobState, ResourceConfig
 from tests.support import job_functions
 
 sys.path.insert(0, str(Path(__file__).parent))
-from cut_network import open_saboteur
+from cut_network import as_wire, open_saboteur
 
 from tests.processes.lab import TOKEN, Lab, open_lab
 
@@ -71,8 +71,9 @@ class Script:
 
 
 async def test_waits_calls_and_logs_go_on_over_a_network_that_drops_again_and_again(
-    lab: Lab, capfd: pytest.CaptureFixture[str]
+    lab: Lab, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    as_wire(monkeypatch, f"tcp:127.0.0.1:{lab.port}")
     with trio.fail_after(60):
         async with open_saboteur(f"tcp:127.0.0.1:{lab.port}", seed=3) as saboteur:
             saboteur.calm = True  # until it is connected: what comes before has no session to resume
