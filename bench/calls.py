@@ -13,9 +13,7 @@ import argparse
 import json
 import pickle
 import random
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -27,6 +25,7 @@ import trio_websocket
 
 from bench.compare import add_peer_option, run_peers
 from bench.measure import Probe, by_the_lot, one_by_one, percentiles, report, take_turns
+from bench.serving import other_process
 from fray import ActorHandle, blocking, open_cluster
 from fray.model.messages.client import ActorEndpoint
 from fray.net.codec import from_json, to_json
@@ -132,20 +131,6 @@ async def websocket_echo(request: trio_websocket.WebSocketRequest) -> None:
 
 
 # The measuring process -----------------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def other_process() -> AsyncIterator[dict[str, Any]]:
-    with tempfile.TemporaryDirectory(prefix="fray-bench-") as directory:
-        command = [sys.executable, "-m", "bench.calls", "--serve", directory]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: ASYNC220 - brief
-        assert process.stdout is not None
-        assert process.stdin is not None
-        try:
-            yield json.loads(await trio.to_thread.run_sync(process.stdout.readline))
-        finally:
-            process.stdin.close()
-            process.wait(10)
 
 
 async def probe_tcp(port: int, seconds: float) -> dict[str, float]:
@@ -332,7 +317,7 @@ def all_probes(addresses: dict[str, Any], nursery: trio.Nursery) -> dict[str, Pr
 
 
 async def measure(seconds: float, rounds: int, json_file: Path | None) -> None:
-    async with other_process() as addresses, api_probes() as faces, trio.open_nursery() as nursery:
+    async with other_process("calls") as addresses, api_probes() as faces, trio.open_nursery() as nursery:
         probes = all_probes(addresses, nursery) | faces
         results = await take_turns(probes, rounds, seconds / rounds / len(probes))
         ratios = {}

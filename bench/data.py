@@ -14,9 +14,7 @@ import json
 import os
 import random
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -30,6 +28,7 @@ from attrs import evolve
 
 from bench.compare import add_peer_option, run_peers
 from bench.measure import Number, Probe, Results, report
+from bench.serving import other_process
 from fray.model.messages.client import ActorEndpoint
 from fray.net.codec import from_json, to_json
 from fray.net.transports.websocket import WebSocketNetwork
@@ -128,22 +127,6 @@ def _receive_into(sock: socket.socket, view: memoryview) -> None:
 
 
 # The measuring process -----------------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def other_process(**environ: str) -> AsyncIterator[dict[str, Any]]:
-    with tempfile.TemporaryDirectory(prefix="fray-bench-") as directory:
-        command = [sys.executable, "-m", "bench.data", "--serve", directory]
-        process = subprocess.Popen(  # noqa: ASYNC220 - brief
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **environ}
-        )
-        assert process.stdout is not None
-        assert process.stdin is not None
-        try:
-            yield json.loads(await trio.to_thread.run_sync(process.stdout.readline))
-        finally:
-            process.stdin.close()
-            process.wait(10)
 
 
 def make_array(size: int) -> Any:
@@ -303,8 +286,8 @@ async def reaching(addresses: dict[str, Any], wire: str) -> AsyncIterator[tuple[
 async def measure(seconds: float, rounds: int, json_file: Path | None, sizes: list[str]) -> None:
     results = Results()
     async with (
-        other_process() as sharing,
-        other_process(FRAY_SEGMENT_POOL_BYTES="0") as alone,
+        other_process("data") as sharing,
+        other_process("data", FRAY_SEGMENT_POOL_BYTES="0") as alone,
         reaching(sharing, "unix") as here,
         reaching(alone, "unix") as chunks,
         reaching(alone, "tcp") as tcp,
@@ -334,7 +317,7 @@ async def measure(seconds: float, rounds: int, json_file: Path | None, sizes: li
 
 async def rise(**environ: str) -> dict[str, float]:
     """Measure the rise in new processes, whose pools are empty."""
-    async with other_process(**environ) as addresses, reaching(addresses, "unix") as (caller, route, _):
+    async with other_process("data", **environ) as addresses, reaching(addresses, "unix") as (caller, route, _):
         await route.call("nothing")
         return await probe_rise(caller, route, [os.getpid(), addresses["pid"]], 6)
 

@@ -12,9 +12,7 @@ import os
 import random
 import socket
 import ssl
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -27,6 +25,7 @@ import trio
 from attrs import evolve
 
 from bench.measure import Number, Probe, Results, one_by_one, report, take_turns
+from bench.serving import other_process
 from fray.model.messages.client import ActorEndpoint
 from fray.net.codec import from_json, to_json
 from fray.net.tls.certificates import make_host
@@ -106,24 +105,6 @@ def receive_into(sock: socket.socket, view: memoryview) -> bool:
             return False
         view = view[count:]
     return True
-
-
-@asynccontextmanager
-async def other_process() -> AsyncIterator[dict[str, Any]]:
-    with tempfile.TemporaryDirectory(prefix="fray-bench-") as directory:
-        process = subprocess.Popen(  # noqa: ASYNC220 - brief
-            [sys.executable, "-m", "bench.network", "--serve", directory],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "FRAY_SEGMENT_POOL_BYTES": "0"},
-        )
-        assert process.stdout is not None
-        assert process.stdin is not None
-        try:
-            yield json.loads(await trio.to_thread.run_sync(process.stdout.readline))
-        finally:
-            process.stdin.close()
-            process.wait(10)
 
 
 # Probes --------------------------------------------------------------------------------------------------------------
@@ -210,7 +191,7 @@ async def calling(endpoint: ActorEndpoint, wire: str) -> AsyncIterator[dict[str,
 
 
 async def run(rounds: int, seconds: float, json_file: Path | None, wires: tuple[str, ...]) -> None:
-    async with other_process() as addresses:
+    async with other_process("network", FRAY_SEGMENT_POOL_BYTES="0") as addresses:
         endpoint = from_json(ActorEndpoint, addresses["endpoint"])
         probes: dict[str, Probe] = {}
         for wire in wires:

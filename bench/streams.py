@@ -9,19 +9,16 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import trio
 from attrs import evolve
 
 from bench.calls import endpoint
 from bench.measure import Probe, by_the_lot, report, take_turns
+from bench.serving import other_process
 from fray.model.messages.client import ActorEndpoint
 from fray.net.codec import from_json, to_json
 from fray.net.transports.websocket import WebSocketNetwork
@@ -82,21 +79,6 @@ async def serve(directory: str) -> None:
 # The measuring process -----------------------------------------------------------------------------------------------
 
 
-@asynccontextmanager
-async def other_process() -> AsyncIterator[dict[str, ActorEndpoint]]:
-    with tempfile.TemporaryDirectory(prefix="fray-bench-") as directory:
-        command = [sys.executable, "-m", "bench.streams", "--serve", directory]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # noqa: ASYNC220 - brief
-        assert process.stdout is not None
-        assert process.stdin is not None
-        try:
-            endpoints: dict[str, Any] = json.loads(await trio.to_thread.run_sync(process.stdout.readline))
-            yield {name: from_json(ActorEndpoint, text) for name, text in endpoints.items()}
-        finally:
-            process.stdin.close()
-            process.wait(10)
-
-
 def probe_stream(caller: Caller, route: Route, method: str) -> Probe:
     async def lot() -> int:
         async with route.stream(method, (ITEMS,)) as items:
@@ -139,7 +121,8 @@ def probe_upload(caller: Caller, route: Route) -> Probe:
 
 
 async def measure(seconds: float, rounds: int, json_file: Path | None) -> None:
-    async with other_process() as ends, trio.open_nursery() as nursery:
+    async with other_process("streams") as served, trio.open_nursery() as nursery:
+        ends = {name: from_json(ActorEndpoint, text) for name, text in served.items()}
         caller = Caller(WebSocketNetwork(), None, session="bench", rng=random.SystemRandom())
         nursery.start_soon(caller.run)
         loop, thread = caller.route_to(ends["loop"]), caller.route_to(ends["thread"])
