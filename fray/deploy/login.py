@@ -10,7 +10,6 @@ import random
 import socket
 import time
 
-import trio
 from attrs import asdict, evolve
 
 from fray.deploy import stored_keys
@@ -19,10 +18,9 @@ from fray.errors import FrayError, ProtocolMismatch, Unauthorized
 from fray.model.access.user_keys import LABEL_LIMIT, SECRET_LENGTH, derive_verifier, read_invitation
 from fray.model.ids import mint
 from fray.model.messages.people import KeyGrant, RedeemInvitation
-from fray.net.channel.public import RedialPolicy, run_dialed
-from fray.net.codec import encode_message
+from fray.net.channel.public import RedialPolicy
 from fray.net.transport import Credential, Network
-from fray.node.joining import GreetingHandler
+from fray.node.joining import ask_by_greeting
 
 LOGIN_S = 15.0
 """Seconds that a login waits for the controller."""
@@ -70,29 +68,8 @@ async def login(spec: str, address: str, invitation_text: str, network: Network,
 async def _request_grant(
     network: Network, address: str, own: Credential, message: RedeemInvitation, rng: random.Random
 ) -> KeyGrant:
-    handler = GreetingHandler()
-    async with trio.open_nursery() as nursery:
-
-        async def dial() -> None:
-            try:
-                await run_dialed(
-                    network,
-                    [address],
-                    own,
-                    greeting=lambda: encode_message(message),
-                    handler=handler,
-                    incarnation=mint(rng),
-                    policy=RedialPolicy(refused_is_final=True, give_up_s=LOGIN_S),
-                    rng=rng,
-                )
-            except FrayError as error:
-                # Kept and raised outside of the nursery, which would wrap it in an ExceptionGroup.
-                handler.on_end(error)
-
-        nursery.start_soon(dial)
-        await handler.greeted.wait()
-        nursery.cancel_scope.cancel()
-    answer = handler.answer
+    policy = RedialPolicy(refused_is_final=True, give_up_s=LOGIN_S)
+    answer = await ask_by_greeting(network, address, own, message, policy, rng)
     if isinstance(answer, Unauthorized) and "the invitation" not in str(answer):
         raise Unauthorized("the invitation has expired, was revoked, or is for another cluster; ask for another one")
     if isinstance(answer, FrayError):

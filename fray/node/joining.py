@@ -105,6 +105,20 @@ def _worker(config: NodeConfig, token: JoinKey) -> int:
 async def _request_join(
     config: NodeConfig, network: Network, credential: Credential, join_request: JoinRequest, rng: random.Random
 ) -> JoinGrant:
+    # For ever: a machine may be up before the controller can be reached.
+    policy = RedialPolicy(refused_is_final=False, give_up_s=None)
+    answer = await ask_by_greeting(network, config.controller, credential, join_request, policy, rng)
+    if isinstance(answer, FrayError):
+        raise answer
+    if not isinstance(answer, JoinGrant):
+        raise ProtocolMismatch(f"the controller answered a join token with {type(answer).__name__}")
+    return answer
+
+
+async def ask_by_greeting(
+    network: Network, address: str, credential: Credential, request: object, policy: RedialPolicy, rng: random.Random
+) -> object:
+    """Dial the controller with ``request`` as the greeting and hang up; return its greeting, or the error."""
     handler = GreetingHandler()
     async with trio.open_nursery() as nursery:
 
@@ -112,14 +126,13 @@ async def _request_join(
             try:
                 await run_dialed(
                     network,
-                    [config.controller],
+                    [address],
                     credential,
-                    greeting=lambda: encode_message(join_request),
+                    greeting=lambda: encode_message(request),
                     handler=handler,
-                    # An incarnation of its own: this channel is not a membership of the node.
+                    # An incarnation of its own: this channel is neither a driver's session nor a node's membership.
                     incarnation=mint(rng),
-                    # For ever: a machine may be up before the controller can be reached.
-                    policy=RedialPolicy(refused_is_final=False, give_up_s=None),
+                    policy=policy,
                     rng=rng,
                 )
             except FrayError as error:
@@ -129,10 +142,6 @@ async def _request_join(
         nursery.start_soon(dial)
         await handler.greeted.wait()
         nursery.cancel_scope.cancel()
-    if isinstance(handler.answer, FrayError):
-        raise handler.answer
-    if not isinstance(handler.answer, JoinGrant):
-        raise ProtocolMismatch(f"the controller answered a join token with {type(handler.answer).__name__}")
     return handler.answer
 
 
