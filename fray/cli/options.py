@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from fray.cli.parsing import Parser, Verbs, one_job, verb
+from fray.cli.parsing import Parser, Verbs, one_job, verb, verb_group
 from fray.cli.run_options import add_run, add_what_if
 
 STATES = ("pending", "running", "succeeded", "failed", "stopped")
@@ -203,8 +203,7 @@ def _nodes(verbs: Verbs) -> None:
 
 
 def _node(verbs: Verbs) -> None:
-    group = verbs.add_parser("node", help="show one machine: `fray node show NAME`")
-    below = group.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
+    below = verb_group(verbs, "node", "show one machine: `fray node show NAME`")
     text = "show one machine: devices, isolation, what runs there"
     parser = verb(below, "show", "nodes:show", text, "  fray node show alpha")
     parser.add_argument("node", metavar="NAME")
@@ -329,8 +328,7 @@ def _reservations(verbs: Verbs) -> None:
 
 
 def _reservation(verbs: Verbs) -> None:
-    group = verbs.add_parser("reservation", help="show, renew or release one: `fray reservation show ID`")
-    below = group.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
+    below = verb_group(verbs, "reservation", "show, renew or release one: `fray reservation show ID`")
     text = "show one reservation: units, jobs, events"
     show = verb(below, "show", "reservations:show", text, "  fray reservation show train-k3x9")
     show.add_argument("reservation", metavar="ID")
@@ -388,8 +386,7 @@ def _login(verbs: Verbs) -> None:
 
 
 def _user(verbs: Verbs) -> None:
-    group = verbs.add_parser("user", help="add, list or remove users: `fray user add ada --role user`")
-    below = group.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
+    below = verb_group(verbs, "user", "add, list or remove users: `fray user add ada --role user`")
     text = "add a user, or change the role of one, and print an invitation for `fray login`"
     add = verb(below, "add", "administration.people:add_user", text, "  fray user add ada --role user")
     add.add_argument("user", metavar="NAME")
@@ -403,8 +400,7 @@ def _user(verbs: Verbs) -> None:
 
 
 def _key(verbs: Verbs) -> None:
-    group = verbs.add_parser("key", help="list or revoke keys: `fray key list`")
-    below = group.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
+    below = verb_group(verbs, "key", "list or revoke keys: `fray key list`")
     text = "list valid keys and open invitations: one's own, or (an admin) all"
     listing = verb(below, "list", "administration.people:list_keys", text, "  fray key list --user ada")
     listing.add_argument("--user", default="", help="only those of this user")
@@ -415,8 +411,7 @@ def _key(verbs: Verbs) -> None:
 
 
 def _namespace(verbs: Verbs) -> None:
-    group = verbs.add_parser("namespace", help="list or share namespaces: `fray namespace share lab --with bob`")
-    below = group.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
+    below = verb_group(verbs, "namespace", "list or share namespaces: `fray namespace share lab --with bob`")
     text = "list the namespaces that users have"
     verb(below, "list", "administration.people:list_namespaces", text, "  fray namespace list")
     for name, text, on in (

@@ -50,6 +50,11 @@ def verb(verbs: Verbs, name: str, runs: str, text: str, example: str, *, opens: 
     return parser
 
 
+def verb_group(verbs: Verbs, name: str, text: str) -> Verbs:
+    """Add a verb that only has verbs below it, and return where those are added."""
+    return verbs.add_parser(name, help=text).add_subparsers(metavar="VERB", required=True, parser_class=Parser)
+
+
 def one_job(parser: Parser, many: bool = False) -> None:
     if many:
         parser.add_argument("jobs", nargs="*", metavar="JOB", help="id, name, or prefix of one")
