@@ -2,7 +2,7 @@
 
 `admit` is called before every request of a client, with the role of its key (`fray.model.access.roles`). Where a role
 has access to its own alone, the request is checked against the state, or narrowed; queries and notices are filtered by
-`Scope`. Own is:
+`AccessScope`. Own is:
 
 - for a user: its jobs, namespaces that it was first to use, and those that are shared with it;
 - for a job: the jobs of its namespace and of the namespaces it was launched from, all jobs that it has launched at any
@@ -11,7 +11,7 @@ has access to its own alone, the request is checked against the state, or narrow
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -38,7 +38,7 @@ VALUES_LIMIT = 10_000
 """Values that are remembered as a client's own, so that not every part of one is looked up in all jobs."""
 
 
-class Scope:
+class AccessScope:
     """Part of the cluster that is one client's own.
 
     Args:
@@ -61,12 +61,16 @@ class Scope:
     def _inherited(self) -> frozenset[Namespace]:
         """The namespaces from which this job was launched, through all jobs above it."""
         found: set[Namespace] = set()
-        row = self._state.jobs.get(self._job_id) if self._job_id is not None else None
-        while row is not None:
+        for row in self._with_parents(self._state.jobs.get(self._job_id) if self._job_id is not None else None):
             launcher = self._state.sessions.get(row.launched_by)
             found |= {row.spec.namespace} | ({launcher.namespace} if launcher is not None else set())
-            row = self._state.jobs.get(row.parent)
         return frozenset(found)
+
+    def _with_parents(self, row: JobRow | None) -> Iterator[JobRow]:
+        """Yield a job and all jobs through which it was launched; detached ones, too, unlike those that own it."""
+        while row is not None:
+            yield row
+            row = self._state.jobs.get(row.parent)
 
     def has_namespace(self, namespace: Namespace) -> bool:
         # Tools of all users have the empty namespace.
@@ -79,15 +83,8 @@ class Scope:
             return True
         if self._job_id is None:
             return job.spec.user == self.user
-        return (job.spec.user == self.user and is_root(job.spec)) or self._has_launched(job)
-
-    def _has_launched(self, job: JobRow) -> bool:
-        row: JobRow | None = job
-        while row is not None and row.parent:
-            if row.parent == self._job_id:
-                return True
-            row = self._state.jobs.get(row.parent)
-        return False
+        is_own_detached = job.spec.user == self.user and is_root(job.spec)
+        return is_own_detached or any(row.parent == self._job_id for row in self._with_parents(job))
 
     def has_job_id(self, job_id: JobId) -> bool:
         """Return whether a job on record is own; an unknown one is not."""
@@ -197,7 +194,7 @@ class Scope:
 class Requester(Protocol):
     """Connection of a client, with its identity."""
 
-    scope: Scope
+    scope: AccessScope
 
     def identify(self) -> Identity:
         """Return the identity as it is now. Raises Unauthorized: its key has expired or was revoked."""
@@ -227,7 +224,7 @@ def admit(peer: Requester, message: Any) -> Any:
     return message if narrow is None else narrow(peer.scope, message)
 
 
-def scope_for(peer: Requester, request: type) -> Scope | None:
+def scope_for(peer: Requester, request: type) -> AccessScope | None:
     """Return the scope by which an answer is filtered; None: the client may see all."""
     return peer.scope if access_of(peer.identify().role, request) is not Access.ALL else None
 
@@ -249,20 +246,20 @@ def _with_user(identity: Identity, message: Any) -> Any:
     return message
 
 
-def _launch(scope: Scope, message: client.Launch) -> client.Launch:
+def _launch(scope: AccessScope, message: client.Launch) -> client.Launch:
     for spec in message.jobs:
         _check_spec(scope, spec)
     return message
 
 
-def _check_spec(scope: Scope, spec: JobSpec) -> None:
+def _check_spec(scope: AccessScope, spec: JobSpec) -> None:
     # A detached job in a namespace of its own name takes that name, and not a namespace for good.
     scope.check_namespace(spec.namespace, claims=not is_root(spec))
     if spec.reservation_id:
         scope.check_reservation(spec.reservation_id)
 
 
-def _terminate(scope: Scope, message: client.Terminate) -> client.Terminate:
+def _terminate(scope: AccessScope, message: client.Terminate) -> client.Terminate:
     """Return the request with ids of own jobs in place of names."""
     state, own = scope._state, scope._own
     for job_id in message.jobs:
@@ -282,43 +279,43 @@ def _terminate(scope: Scope, message: client.Terminate) -> client.Terminate:
     return evolve(message, jobs=tuple(found), name="", prefix="", group="")
 
 
-def _jobs(scope: Scope, message: client.WatchJobs) -> client.WatchJobs:
+def _jobs(scope: AccessScope, message: client.WatchJobs) -> client.WatchJobs:
     for job_id in message.jobs:
         scope.check_job(job_id)
     return message
 
 
-def _job(scope: Scope, message: Any) -> Any:
+def _job(scope: AccessScope, message: Any) -> Any:
     if message.job is not None:
         scope.check_job(message.job)
     return message
 
 
-def _job_or_reservation(scope: Scope, message: client.Explain | client.GetEvents) -> Any:
+def _job_or_reservation(scope: AccessScope, message: client.Explain | client.GetEvents) -> Any:
     if message.job in scope._state.reservations:
         scope.check_reservation(message.job)
         return message
     return _job(scope, message)
 
 
-def _read_log(scope: Scope, message: ReadLog) -> ReadLog:
+def _read_log(scope: AccessScope, message: ReadLog) -> ReadLog:
     attempt = scope._state.attempts.get(message.attempt_id)
     if attempt is not None:
         scope.check_job(attempt.job_id)
     return message
 
 
-def _create_reservation(scope: Scope, message: client.CreateReservation) -> client.CreateReservation:
+def _create_reservation(scope: AccessScope, message: client.CreateReservation) -> client.CreateReservation:
     scope.check_namespace(message.spec.namespace)
     return message
 
 
-def _reservation(scope: Scope, message: Any) -> Any:
+def _reservation(scope: AccessScope, message: Any) -> Any:
     scope.check_reservation(message.reservation_id)
     return message
 
 
-def _watch(scope: Scope, message: client.Watch) -> client.Watch:
+def _watch(scope: AccessScope, message: client.Watch) -> client.Watch:
     kind, _, rest = message.key.partition(":")
     host = split_actor_id(rest)[0] if kind == "actor" else ""
     is_known = host in scope._state.jobs or host in scope._state.registrations
@@ -328,20 +325,20 @@ def _watch(scope: Scope, message: client.Watch) -> client.Watch:
     return message
 
 
-def _value(scope: Scope, message: bundles.FetchValue) -> bundles.FetchValue:
+def _value(scope: AccessScope, message: bundles.FetchValue) -> bundles.FetchValue:
     if not scope.has_value(message.value):
         raise scope._refusal(f"value {message.value!r}")
     return message
 
 
-def _chunk(scope: Scope, message: bundles.FetchChunk) -> bundles.FetchChunk:
+def _chunk(scope: AccessScope, message: bundles.FetchChunk) -> bundles.FetchChunk:
     # That the chunk is a part of the value is checked where it is read.
     if not message.value or not scope.has_value(message.value):
         raise scope._refusal(f"chunk {message.chunk!r}")
     return message
 
 
-def _tunnel(scope: Scope, message: OpenTunnel) -> OpenTunnel:
+def _tunnel(scope: AccessScope, message: OpenTunnel) -> OpenTunnel:
     if message.port:
         scope.check_job(message.to)
     elif (message.to in scope._state.attempts or message.to in scope._state.sessions) and not scope.has_session(
@@ -351,18 +348,18 @@ def _tunnel(scope: Scope, message: OpenTunnel) -> OpenTunnel:
     return message
 
 
-def _keys(scope: Scope, message: people.ListKeys) -> people.ListKeys:
+def _keys(scope: AccessScope, message: people.ListKeys) -> people.ListKeys:
     return evolve(message, user=scope.user)
 
 
-def _revoke(scope: Scope, message: people.RevokeKeys) -> people.RevokeKeys:
+def _revoke(scope: AccessScope, message: people.RevokeKeys) -> people.RevokeKeys:
     own = {key.key_id for key in scope._people.keys(0.0, scope.user)}
     if message.user not in ("", scope.user) or not own.issuperset(message.keys):
         raise scope._refusal("one of these keys")
     return message
 
 
-def _share(scope: Scope, message: people.ShareNamespace) -> people.ShareNamespace:
+def _share(scope: AccessScope, message: people.ShareNamespace) -> people.ShareNamespace:
     if scope._people.owner(message.namespace) != scope.user:
         scope.check_namespace(message.namespace)
     if scope._people.owner(message.namespace) != scope.user:
@@ -370,7 +367,7 @@ def _share(scope: Scope, message: people.ShareNamespace) -> people.ShareNamespac
     return message
 
 
-NARROWED: dict[type, Callable[[Scope, Any], Any]] = {
+NARROWED: dict[type, Callable[[AccessScope, Any], Any]] = {
     client.Launch: _launch,
     client.Terminate: _terminate,
     client.WatchJobs: _jobs,

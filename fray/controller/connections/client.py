@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from attrs import evolve
 
-from fray.controller.connections.access import Scope, admit, job_of, scope_for
+from fray.controller.connections.access import AccessScope, admit, job_of, scope_for
 from fray.controller.connections.client_audit import ClientAudit
 from fray.controller.connections.client_logs import ClientLogs, LogFeed
 from fray.controller.connections.client_updates import ClientUpdates
@@ -89,7 +89,7 @@ class ClientConnection:
         self.hub = hub
         self._handle_request = handle_request
         self._identity = identity
-        self.scope = Scope(context.state, context.people, identity, namespace, job_of(hello.attempt_id))
+        self.scope = AccessScope(context.state, context.people, identity, namespace, job_of(hello.attempt_id))
         self.audit = ClientAudit(context, lambda: self._identity, hello.session, namespace, channel)
         self.logs = ClientLogs(context, log_feed, hub, hello.session)
         self.updates = ClientUpdates(context, self.logs, lambda: scope_for(self, messages.Watch))

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import trio
 
-from fray.controller.connections.access import Scope, job_of
+from fray.controller.connections.access import AccessScope, job_of
 from fray.controller.connections.client import ClientConnection
 from fray.controller.connections.client_logs import LogFeed
 from fray.controller.connections.client_requests import handle_request
@@ -203,7 +203,8 @@ class Gateway:
         namespace = known.namespace if known is not None else self._namespace_for(hello)
         context = self._context
         if known is None and hello.namespace and access_of(identity.role, Launch) is not Access.ALL:
-            Scope(context.state, context.people, identity, "", job_of(hello.attempt_id)).check_namespace(namespace)
+            own = AccessScope(context.state, context.people, identity, "", job_of(hello.attempt_id))
+            own.check_namespace(namespace)
         answer = ControllerHello(
             cluster_id=self._context.cluster_id,
             epoch=self._context.epoch,
