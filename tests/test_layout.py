@@ -283,8 +283,8 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "tls",
             "transport",
         ),
-        ("buffers", "controller_address", "large_values", "transports"),
-        ("channel",),
+        ("buffers", "controller_address", "part_transfers", "transports"),
+        ("channel", "large_values"),
         ("tunnels",),
     ),
     "node": (

@@ -1,39 +1,19 @@
-"""Transfer of large payloads and results to and from the controller, in parts (`fray.model.messages.large_values`).
-
-Both directions are requests, a few at a time: the next part is read when an earlier one was answered, so neither end
-nor the controller holds more than those. A request that a lost connection or a restarted controller leaves unanswered
-is repeated by `fray.net.channel.requests`; parts are named by their hash, so a repeated one changes nothing, and an
-offer says what is missing.
-"""
+"""Transfer of large payloads and results to and from the controller, in parts (`fray.model.messages.large_values`)."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeAlias
 
-import trio
 from attrs import frozen
 
-from fray.errors import ChannelFull, FrayError, InvalidRequest
+from fray.errors import FrayError, InvalidRequest
 from fray.model.ids import BlobId
-from fray.model.messages.bundles import BundleState, FetchChunk, FetchValue, OfferValue, PutChunk
+from fray.model.messages.bundles import BundleState, FetchChunk, FetchValue, OfferValue
 from fray.model.messages.large_values import PART_BYTES, check_parts, part_sizes, value_name
+from fray.net.part_transfers import RequestController, for_each_part, request_when_free, send_missing
 from fray.net.transport import Bytes
-
-PARTS_AT_ONCE = 4
-"""Number of parts of one value on their way: 4 MiB, behind which other messages of the connection wait."""
-ROUNDS = 8
-"""Maximum number of times the controller may answer that it lacks parts."""
-BUSY_S = 0.2
-"""Seconds to wait while the controller has too many parts to write."""
-
-
-class RequestController(Protocol):
-    """Sends a request with attachments to the controller; returns the reply and its attachments. Raises FrayError."""
-
-    def __call__(self, message: object, blobs: Sequence[Bytes] = (), /) -> Awaitable[tuple[Any, Sequence[Bytes]]]: ...
-
 
 ReadPart: TypeAlias = Callable[[int, int], Awaitable[Bytes]]
 """Returns so many bytes of a value, from an offset."""
@@ -71,22 +51,13 @@ async def upload(request: RequestController, value: PartList, read: ReadPart) ->
     places = {part: index for index, part in enumerate(value.parts)}
     sizes = part_sizes(value.size_bytes)
 
-    async def put(part: BlobId) -> None:
+    async def read_part(part: BlobId) -> Bytes:
+        if part not in places:
+            raise FrayError(f"the controller asks for {part}: not a part of the value {value.name}")
         index = places[part]
-        data = await read(index * PART_BYTES, sizes[index])
-        await _retry_busy(request, PutChunk(chunk=part), data)
+        return await read(index * PART_BYTES, sizes[index])
 
-    for _ in range(ROUNDS):
-        # The controller keeps no record of uploads: it is asked each time what it lacks. So a restart of it needs no
-        # special case.
-        state, _ = await request(offer)
-        assert isinstance(state, BundleState)
-        if state.complete:
-            return
-        if unknown := set(state.missing) - places.keys():
-            raise FrayError(f"the controller asks for {min(unknown)}: not a part of the value {value.name}")
-        await _for_each(put, state.missing)
-    raise FrayError(f"the controller does not get the value {value.name} together: its log may say why")
+    await send_missing(request, offer, read_part)
 
 
 async def download(request: RequestController, value: BlobId, allocate: Callable[[int], WritePart]) -> int:
@@ -106,46 +77,14 @@ async def download(request: RequestController, value: BlobId, allocate: Callable
         places.setdefault(part, []).append(index)
 
     async def fetch(part: BlobId) -> None:
-        _, (data,) = await _retry_busy(request, FetchChunk(chunk=part, value=value))
+        _, (data,) = await request_when_free(request, FetchChunk(chunk=part, value=value))
         if hashlib.sha256(data).hexdigest() != part or any(len(data) != sizes[index] for index in places[part]):
             raise InvalidRequest(f"the part {part} of the value {value} arrived damaged from the controller")
         for index in places[part]:
             await write(index * PART_BYTES, data)
 
-    await _for_each(fetch, tuple(places))
+    await for_each_part(fetch, tuple(places))
     return state.size_bytes
-
-
-async def _retry_busy(request: RequestController, message: object, *blobs: Bytes) -> tuple[Any, Sequence[Bytes]]:
-    while True:
-        try:
-            return await request(message, blobs)
-        # The controller's disk is the limit; it asks its peers to slow down.
-        except ChannelFull:
-            await trio.sleep(BUSY_S)
-
-
-async def _for_each(step: Callable[[BlobId], Awaitable[None]], parts: Sequence[BlobId]) -> None:
-    """Run ``step`` for each part, a few at a time; raise the first error."""
-    # One iterator for all tasks: each takes the next part as soon as it is done with one.
-    left = iter(parts)
-    failure: Exception | None = None
-
-    async def run_next() -> None:
-        nonlocal failure
-        try:
-            for part in left:
-                await step(part)
-        except (FrayError, OSError) as error:
-            # Kept and raised outside of the nursery, which would wrap it in an ExceptionGroup.
-            failure = failure or error
-            nursery.cancel_scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(min(PARTS_AT_ONCE, len(parts))):
-            nursery.start_soon(run_next)
-    if failure is not None:
-        raise failure
 
 
 async def download_to_memory(request: RequestController, value: BlobId) -> bytearray:

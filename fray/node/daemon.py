@@ -19,6 +19,7 @@ from fray.errors import FrayError
 from fray.model.specs import AttemptSpec
 from fray.net import file_limits
 from fray.net.atomic_file import write_atomically
+from fray.net.part_transfers import RequestController
 from fray.net.process_identity import process_mark
 from fray.net.transport import Bytes
 from fray.net.transports.tls_dialer import TlsDialer
@@ -30,7 +31,6 @@ from fray.node.containers.engine import node_label
 from fray.node.environments.preparer import Environments
 from fray.node.job_process.bootstrap import PRELOAD, WARM_AMONG_MACHINES
 from fray.node.job_process.inherited_environ import node_environ
-from fray.node.launcher import RequestController
 from fray.node.linux.cgroups import find_cgroup_manager
 from fray.node.prepare import PreparedEnvironment, Preparer, Say
 from fray.node.resources.allocator import ResourceAllocator

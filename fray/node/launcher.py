@@ -12,7 +12,7 @@ from fray.errors import ChannelClosed
 from fray.model.log_records import LogChunk
 from fray.model.monitoring.progress_protocol import AttemptReport
 from fray.model.specs import AttemptSpec, EndReason, ObservedAttempt, Outcome
-from fray.net.large_values import RequestController as RequestController
+from fray.net.part_transfers import RequestController
 from fray.net.transport import Bytes
 from fray.node.logs.store import AttemptLogs
 

@@ -10,7 +10,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from fray.model.messages.bundles import BundleState, FetchBundle, FetchChunk, Of
 from fray.model.messages.client import ClientHello, Role
 from fray.model.specs import EntryKind, JobSpec
 from fray.model.workspace import FileEntry, Manifest, ManifestChunk, find_escape, manifest_parts
+from fray.net import part_transfers
 from fray.net.channel.public import RedialPolicy
 from fray.net.codec import blob_id
 from fray.net.transport import Credential
@@ -87,7 +88,7 @@ async def link_to(stage: Stage) -> ControllerClient:
 
 
 def counted(ask: RequestController, seen: list[object]) -> RequestController:
-    async def counting(message: object) -> Any:
+    async def counting(message: object, blobs: Sequence[Any] = ()) -> Any:
         seen.append(message)
         return await ask(message)
 
@@ -353,7 +354,7 @@ async def test_large_files_are_not_links_to_the_store(project: Path, tmp_path: P
 async def test_cuts_and_a_restarted_controller_cost_only_what_was_under_way(
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upload, "PIECES_AT_ONCE", 1)
+    monkeypatch.setattr(part_transfers, "PARTS_AT_ONCE", 1)
     put: list[str] = []
     async with stage(Store(tmp_path / "store")) as st:
         link, node = await link_to(st), await st.node()
@@ -385,7 +386,7 @@ async def test_a_node_that_is_killed_while_it_fetches_leaves_what_has_come(proje
         bundle = await send(link, str(project), upload.find_directory)
         with trio.CancelScope() as life:
 
-            async def ask(message: object) -> Any:
+            async def ask(message: object, blobs: Sequence[Any] = ()) -> Any:
                 if fetched(seen) == 5:
                     life.cancel()
                 seen.append(message)
@@ -409,7 +410,7 @@ async def test_who_waits_goes_on_when_the_one_who_fetched_is_cancelled(project: 
         bundle = await send(link, str(project), upload.find_directory)
         begun = trio.Event()
 
-        async def ask(message: object) -> Any:
+        async def ask(message: object, blobs: Sequence[Any] = ()) -> Any:
             begun.set()
             return await node.ask_blobs(message)
 

@@ -22,7 +22,7 @@ from attrs import asdict, define, field
 from fray.errors import FrayError
 from fray.model.specs import AttemptSpec, EndReason, ObservedAttempt, Outcome, Phase
 from fray.net.codec import to_json
-from fray.net.large_values import RequestController
+from fray.net.part_transfers import RequestController
 from fray.node.attempts.shim_connection import ShimConnection
 from fray.node.attempts.values import fetch_to_file
 from fray.node.job_process.outcome_file import load

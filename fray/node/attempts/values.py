@@ -13,7 +13,8 @@ from fray.errors import FrayError
 from fray.model.ids import BlobId
 from fray.model.messages.large_values import PART_BYTES
 from fray.model.specs import EndReason, Outcome
-from fray.net.large_values import RequestController, WritePart, download, list_parts, upload
+from fray.net.large_values import WritePart, download, list_parts, upload
+from fray.net.part_transfers import RequestController
 from fray.net.transport import Bytes
 
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import trio
 from attrs import evolve
 
-from fray.errors import ChannelFull, FrayError, InvalidRequest
+from fray.errors import FrayError, InvalidRequest
 from fray.model.environment import INSIDE, WORKSPACE_NAME
 from fray.model.ids import BlobId
 from fray.model.messages.bundles import FetchBundle, FetchChunk
@@ -28,7 +28,7 @@ from fray.model.specs import AttemptSpec, JobSpec
 from fray.model.text import byte_size_text
 from fray.model.workspace import Manifest, ManifestChunk, join_parts
 from fray.net.codec import blob_id
-from fray.node.launcher import RequestController
+from fray.net.part_transfers import RequestController, for_each_part, request_when_free
 from fray.node.prepare import (
     NotPrepared,
     PreparedEnvironment,
@@ -42,10 +42,8 @@ from fray.node.workspaces.store import (
     remove,
 )
 
-CHUNKS_AT_ONCE = 4
 TRIES = 3
 LOCK_EVERY_S = 0.05
-BUSY_S = 0.2
 SWEEP_EVERY_S = 600.0
 THREADS = 4
 
@@ -90,38 +88,13 @@ async def fetch(
 
 
 async def _fetch_all(request: RequestController, chunk_cache: ChunkCache, blobs: Sequence[BlobId]) -> None:
-    # One iterator for all tasks: each takes the next chunk as soon as it is done with one.
-    left = iter(blobs)
-    failure: Exception | None = None
-
-    async def fetch_next() -> None:
-        nonlocal failure
-        try:
-            for blob in left:
-                await chunk_cache.put(blob, await _fetch_chunk(request, blob))
-        except (FrayError, OSError) as error:
-            # Kept and raised outside of the nursery, which would wrap it in an ExceptionGroup.
-            failure = failure or error
-            nursery.cancel_scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(min(CHUNKS_AT_ONCE, len(blobs))):
-            nursery.start_soon(fetch_next)
-    if failure is not None:
-        raise failure
-
-
-async def _fetch_chunk(request: RequestController, blob: BlobId) -> bytes:
-    while True:
-        try:
-            _, (data,) = await request(FetchChunk(chunk=blob))
-        except ChannelFull:
-            # The controller limits what is under way; the request is repeated.
-            await trio.sleep(BUSY_S)
-            continue
+    async def fetch_chunk(blob: BlobId) -> None:
+        _, (data,) = await request_when_free(request, FetchChunk(chunk=blob))
         if blob_id(data) != blob:
             raise InvalidRequest(f"the chunk {blob} of a workspace arrived corrupted from the controller")
-        return bytes(data)
+        await chunk_cache.put(blob, bytes(data))
+
+    await for_each_part(fetch_chunk, blobs)
 
 
 # On this machine -----------------------------------------------------------------------------------------------------

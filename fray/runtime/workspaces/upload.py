@@ -14,11 +14,12 @@ from typing import Protocol
 import trio
 from attrs import evolve, frozen
 
-from fray.errors import ChannelFull, FrayError, InvalidRequest
+from fray.errors import InvalidRequest
 from fray.model.environment import INSIDE, UNSENT
 from fray.model.ids import BlobId
-from fray.model.messages.bundles import BundleState, OfferBundle, PutChunk
+from fray.model.messages.bundles import OfferBundle
 from fray.model.specs import JobSpec
+from fray.net.part_transfers import send_missing
 from fray.runtime.controller_client.client import ControllerClient
 from fray.runtime.runtime import Runtime
 from fray.runtime.workspaces.bundle import (
@@ -33,15 +34,8 @@ from fray.runtime.workspaces.bundle import (
 )
 from fray.runtime.workspaces.files import Limits
 
-# More would fill the send queue, in which requests of the driver wait behind them.
-PIECES_AT_ONCE = 4
-"""Number of chunks on their way to the controller: about 2 MB, behind which other messages wait."""
-ROUNDS = 8
-"""Maximum number of times the controller may answer that it lacks chunks."""
 TRIES = 3
 """Maximum number of times the upload of a workspace that changes meanwhile is restarted."""
-BUSY_S = 0.2
-"""Seconds to wait while the controller has too many chunks to write."""
 
 
 class BundleSource(Protocol):
@@ -168,52 +162,10 @@ async def send(client: ControllerClient, path: str, find: Find) -> BlobId:
     for _ in range(TRIES):
         source = await find(path)
         try:
-            await _send(client, source)
+            offer = OfferBundle(bundle=source.bundle, parts=tuple(source.parts), size_bytes=source.size_bytes)
+            await send_missing(client.request_blobs, offer, source.read)
         except FileChanged as error:
             changed = error
         else:
             return source.bundle
     raise InvalidRequest(f"{changed} in the workspace {path} changes while it is sent: launch when it is still")
-
-
-async def _send(client: ControllerClient, source: BundleSource) -> None:
-    offer = OfferBundle(bundle=source.bundle, parts=tuple(source.parts), size_bytes=source.size_bytes)
-    for _ in range(ROUNDS):
-        # The controller keeps no record of uploads: it is asked each time what it lacks. So a restart of it needs no
-        # special case.
-        state: BundleState = await client.request(offer)
-        if state.complete:
-            return
-        await _put_all(client, source, state.missing)
-    raise FrayError(f"the controller does not get bundle {source.bundle} together: its log may say why")
-
-
-async def _put_all(client: ControllerClient, source: BundleSource, lacks: Sequence[BlobId]) -> None:
-    # One iterator for all tasks: each takes the next chunk when it is free.
-    left = iter(lacks)
-    failure: Exception | None = None
-
-    async def put_some() -> None:
-        nonlocal failure
-        try:
-            for blob in left:
-                await _put(client, blob, await source.read(blob))
-        except (FrayError, FileChanged) as error:
-            failure = failure or error
-            nursery.cancel_scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(PIECES_AT_ONCE):
-            nursery.start_soon(put_some)
-    if failure is not None:
-        raise failure
-
-
-async def _put(client: ControllerClient, blob: BlobId, data: bytes) -> None:
-    while True:
-        try:
-            await client.request(PutChunk(chunk=blob), [data])
-            return
-        # The controller's disk is the limit; it asks its clients to slow down.
-        except ChannelFull:
-            await trio.sleep(BUSY_S)
