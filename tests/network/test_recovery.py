@@ -14,7 +14,6 @@ from tests.network.laboratory import Laboratory
 from tests.network.test_silent_losses import assert_effects, longest_s
 
 
-@pytest.mark.xfail(strict=True, reason="calls under way continue, but new ones end as MachineLost")
 @pytest.mark.within(240)
 def test_calls_continue_to_a_machine_that_only_the_controller_has_lost(lab: Laboratory) -> None:
     with open_test_cluster(lab, "n1", controller_options=("--suspect-s", "10")) as cluster:
@@ -30,7 +29,6 @@ def test_calls_continue_to_a_machine_that_only_the_controller_has_lost(lab: Labo
         assert_effects(driver, "ledger", len(made) + 1)
 
 
-@pytest.mark.xfail(strict=True, reason="it is suspect within 2 s, and the call ends as MachineLost")
 @pytest.mark.within(240)
 def test_a_machine_that_has_rebooted_is_a_member_again(lab: Laboratory, times: Times) -> None:
     with open_test_cluster(lab, "n1") as cluster:

@@ -65,7 +65,6 @@ def test_the_end_of_a_process_is_known_at_once_where_its_machine_answers(lab: La
         times.check("the end of a killed actor's call", call.ended_at - ended_at, 2.0)
 
 
-@pytest.mark.xfail(strict=True, reason="its machine is suspect within 2 s, but a reset proves no death")
 def test_a_node_that_is_killed_alone_is_lost_at_once(lab: Laboratory, times: Times) -> None:
     with open_test_cluster(lab, "n1", "n2") as cluster:
         driver = cluster.open_driver(lab.host("laptop"))

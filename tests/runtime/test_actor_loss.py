@@ -14,6 +14,7 @@ import trio.testing
 from fray.errors import (
     ActorDied,
     ChannelFull,
+    DeadlineExceeded,
     MachineLost,
     NoSuchActor,
     OutcomeUnknown,
@@ -313,22 +314,99 @@ async def test_an_incarnation_that_the_directory_still_names_is_dialed_again(aut
             assert await later == 2
 
 
-async def test_calls_of_a_suspect_machine_that_answers_its_caller_are_not_failed(autojump_clock: Any) -> None:
+SILENT = Outcome(cause=EndReason.MACHINE_LOST, message="node-3 has been silent for 30 s")
+
+
+async def test_calls_to_a_suspect_machine_that_answers_its_caller_continue(autojump_clock: Any) -> None:
+    """The connection of the caller is a better witness than that of the controller, until it is silent too."""
     async with open_stage() as stage:
         instance = Counter()
         way, endpoint = await keyed(stage, instance)
         call = way.start("wait_for_gate")
         assert await way.call("add") == 1
-        lost = Outcome(cause=EndReason.MACHINE_LOST, message="node-3 has been silent for 30 s")
-        stage.directory.say(KEY, ended=lost, may_return=True)
-        stage.network.drop("driver")
-        with pytest.raises(MachineLost):
-            await way.call("add")
-        await trio.sleep(20)
-        stage.directory.say(KEY, endpoint)
+        for _ in range(3):
+            stage.directory.say(KEY, ended=SILENT, may_return=True)
+            assert await way.call("add") > 1
+            stage.network.drop("driver")
+            await trio.sleep(20)
+            stage.directory.say(KEY, endpoint)
         instance.gate.set()
         assert await call == "open"
+        assert await way.call("add") == 5
+
+
+async def test_new_calls_to_a_suspect_machine_fail_once_it_is_silent_for_its_caller_too(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        way, endpoint = await keyed(stage, Counter())
+        assert await way.call("add") == 1
+        stage.directory.say(KEY, ended=SILENT, may_return=True)
         assert await way.call("add") == 2
+        stage.network.cut("driver", "h1")
+        stage.network.drop("driver")
+        with trio.fail_after(PROOF_WAIT_S + 1), pytest.raises(MachineLost, match="node-3"):
+            await way.call("add")
+        assert way.route.loss is not None
+        stage.network.heal("driver", "h1")
+        stage.directory.say(KEY, endpoint)
+        assert await way.call("add") == 3
+
+
+async def test_a_suspect_machine_that_is_declared_lost_ends_calls_although_it_answers(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        way, _ = await keyed(stage, Counter())
+        call = way.start("wait_for_gate")
+        stage.directory.say(KEY, ended=SILENT, may_return=True)
+        assert await way.call("add") == 1
+        stage.directory.end(KEY, EndReason.MACHINE_LOST, "node-3 has been silent for 600 s")
+        for late in (call, way.start("add")):
+            with trio.fail_after(10), pytest.raises(MachineLost, match="600 s"):
+                await late
+
+
+@pytest.mark.parametrize("is_known_before", [True, False])
+async def test_calls_that_may_be_repeated_wait_while_their_machine_is_silent(
+    is_known_before: bool, autojump_clock: Any
+) -> None:
+    async with open_stage() as stage:
+        way, _ = await keyed(stage, Counter())
+        under_way = []
+        if is_known_before:
+            under_way = [way.start("wait_for_gate", **options) for options in ({"idempotent": True}, {"retry": 1})]
+            assert await way.call("add") == 1
+        stage.network.freeze("h1")
+        stage.directory.say(KEY, ended=SILENT, may_return=True)
+        waiting = [way.start("add", idempotent=True), way.start("add", retry=1)]
+        limited = way.start("add", idempotent=True, timeout_s=30)
+        if not is_known_before:
+            with pytest.raises(MachineLost):
+                await way.call("add")
+        await trio.sleep(20)
+        with pytest.raises(MachineLost):
+            await way.call("add")
+        # said again, with another number of seconds
+        stage.directory.say(KEY, ended=SILENT, may_return=True)
+        with pytest.raises(DeadlineExceeded):
+            await limited
+        assert not any(call.done() for call in (*under_way, *waiting))
+        stage.kill("h1")
+        second = Counter()
+        second.gate.set()
+        await keyed(stage, second, "h2")
+        assert [await call for call in (*under_way, *waiting)] == ["open"] * len(under_way) + [1, 2]
+
+
+async def test_calls_that_wait_for_a_silent_machine_end_with_it(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        stage.directory.say(KEY, ended=SILENT, may_return=True)
+        way = stage.way(stage.caller.route(KEY, "counter"))
+        waiting = way.start("add", idempotent=True)
+        with pytest.raises(MachineLost, match="node-3"):
+            await way.call("add")
+        await trio.sleep(20)
+        assert not waiting.done()
+        stage.directory.end(KEY, EndReason.MACHINE_LOST, "node-3 has been silent for 600 s")
+        with pytest.raises(MachineLost, match="600 s"):
+            await waiting
 
 
 async def test_calls_of_a_suspect_machine_that_is_silent_end_within_seconds(autojump_clock: Any) -> None:

@@ -92,10 +92,11 @@ def test_two_actors_of_one_name_are_found(monkeypatch: Patch) -> None:
     )
 
 
-def test_a_second_of_a_name_that_cannot_be_called_while_its_machine_is_silent_has_not_died_with_the_first() -> None:
+def test_a_second_of_a_name_whose_machine_falls_silent_is_waited_for_by_calls_that_may_be_repeated() -> None:
     faults = [(0.1, "slow link", 200.0), (8.0, "crash controller", 1.0), (9.5, "cut off", 60.0)]
     result = run_seed(3, plan=direct_plan(["replaced actor"] * 24, faults, machines=1, every_s=0.6))
-    assert result.outcomes["MachineLost"]
+    assert result.events["node suspect"]
+    assert not result.outcomes
     assert result.breaches == ()
 
 
@@ -214,6 +215,26 @@ def test_an_actor_of_a_silent_machine_is_restarting_and_its_monitor_continues() 
         assert group.statuses() == [ActorStatus.READY]
 
     run_on_machines(work, SchedulerConfig())
+
+
+def test_calls_continue_to_a_machine_that_only_the_controller_has_lost_until_its_lease_ends() -> None:
+    async def work(cluster: fray.Cluster, sim: SimCluster) -> None:
+        counter = await cluster.create_actor(Counter, name="c", max_restarts=1)
+        assert await counter.add("before") == 1
+        machine = (await cluster.actor_info(counter)).node
+        sim.network.cut(machine, CONTROLLER)
+        count, cut_at = 1, trio.current_time()
+        with pytest.raises(fray.MachineLost):
+            while True:
+                assert await counter.add(f"during {count}") == count + 1
+                count += 1
+                await trio.sleep(5)
+        # The node ends its attempts before its lease has expired, so that the next incarnation is never beside them.
+        assert 150.0 < trio.current_time() - cut_at < 300.0
+        assert await counter.add.options(idempotent=True)("after") == 1
+        sim.network.heal(machine, CONTROLLER)
+
+    run_on_machines(work, SchedulerConfig(lease_s=300.0))
 
 
 def test_light_actors_of_a_machine_that_was_silent_are_followed_again() -> None:

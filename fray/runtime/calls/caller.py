@@ -151,7 +151,7 @@ class Caller:
         return connection
 
     def on_connection_end(self, connection: HostConnection) -> None:
-        """Forget a connection that has ended: the next call opens another."""
+        """Forget a connection that has ended, or is about to: the next call opens another."""
         for key in [key for key, known in self._connections.items() if known is connection]:
             del self._connections[key]
 

@@ -303,6 +303,9 @@ class HostConnection:
         self.bindings.pop(binding, None)
         # The host keeps a session for each caller; an idle connection costs about 24 KiB.
         if not self.bindings and self.ended is None:
+            # Before its task has seen the cancellation: a route that finds the host again in this moment must not use
+            # it.
+            self._owner.on_connection_end(self)
             self._scope.cancel()
 
     # Calls -----------------------------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from fray.errors import ChannelFull, FrayError, NoSuchActor
 from fray.model.messages.calls import ActorMetrics, GetMetrics
 from fray.model.messages.client import ActorEndpoint, Names
 from fray.model.messages.large_values import check_size
-from fray.model.specs import Outcome
 from fray.net.codec import Bytes
 from fray.runtime.calls.flow_control import BufferBudget
 from fray.runtime.calls.futures import CallFuture
@@ -99,8 +98,12 @@ class Route:
         self.endpoint: ActorEndpoint | None = None
         self.binding: RouteBinding | None = None
         self.loss: HostLoss | None = None
-        """Set once the actor is gone for good; or, with `may_return`, while its machine is silent."""
+        """Set once the actor is gone for good; or, with `may_return`, while its machine is silent, also from here."""
         self.may_return = False
+        self._silence: HostLoss | None = None
+        """Set while the directory says that the machine is silent, and the connection of `binding` is not lost."""
+        self._watched: RouteBinding | None = None
+        """Binding for which `_watch_silence` runs."""
         self.on_lost: list[Callable[[], object]] = []
         """Called when the actor of a route that never moves is gone."""
         self.changed = trio.Event()
@@ -265,13 +268,18 @@ class Route:
                 call.deadline = inside.deadline
         self.dispatch(call)
 
-    def dispatch(self, call: CallFuture) -> None:
-        """Send the call, let it wait for an incarnation, or fail it."""
+    def dispatch(self, call: CallFuture, may_wait: bool = False) -> None:
+        """Send the call, let it wait for an incarnation, or fail it.
+
+        ``may_wait``: also while the machine is silent, as every call that may be repeated does.
+        """
         binding = self.binding
         if binding is not None:
             call.binding = binding
             binding.connection.send(call)
-        elif self.loss is not None:
+        # Who allows repetition wants the answer, whichever incarnation gives it. Silence ends: the machine answers
+        # again, or is declared lost with its lease.
+        elif self.loss is not None and not (self.may_return and (may_wait or call.repeats > 0)):
             self._fail_undelivered(call, self.loss.undelivered(self.label))
         elif self.endpoint is not None and self._is_new(self.endpoint):
             self._bind(self.endpoint)
@@ -325,7 +333,7 @@ class Route:
             await self.binding.connection.wait_room()
 
     async def wait_while_silent(self) -> None:
-        """Wait until the machine is not silent. Calls fail at once until then: who repeats them has to wait here."""
+        """Wait until the machine is not silent. Streams fail at once until then: who repeats them has to wait here."""
         await trio.lowlevel.checkpoint()
         while self.loss is not None and self.may_return:
             await self.changed.wait()
@@ -341,11 +349,11 @@ class Route:
                 await self.changed.wait()
         return self.binding
 
-    def _send_waiting(self) -> None:
+    def _send_waiting(self, *before: CallFuture, may_wait: bool = False) -> None:
         # Swapped first: `dispatch` appends calls that have to wait again.
         waiting, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
-        for call in waiting:
-            self.dispatch(call)
+        for call in (*before, *waiting):
+            self.dispatch(call, may_wait)
 
     # Reports of the directory ----------------------------------------------------------------------------------------
 
@@ -354,33 +362,70 @@ class Route:
         assert self.key is not None
         self._unwatch = directory.watch(self.key, self._on_names)
         # The watch reports at once, within `watch`: then there was no `_unwatch` yet for `_on_ended` to call.
-        if self.loss is not None:
+        if self.loss is not None and not self.may_return:
             self.close()
 
     def _on_names(self, names: Names, blobs: Sequence[Bytes]) -> None:
         # An end for good is final: a report that was delayed must not revive the actor.
         if self.loss is not None and not self.may_return:
             return
-        if names.ended is not None:
-            self._on_ended(names.ended, blobs, names.may_return)
+        if names.ended is not None and names.may_return:
+            self._on_silence(loss_of_outcome(names.ended, blobs))
+        elif names.ended is not None:
+            self._on_ended(loss_of_outcome(names.ended, blobs))
         else:
             # A silent machine has answered again, or the next incarnation is there.
-            self.loss = None
+            self.loss = self._silence = None
             self._on_endpoints(names.endpoints)
         # Replaced at each report, so that a waiter sees the next one and not an old one.
         changed, self.changed = self.changed, trio.Event()
         changed.set()
 
-    def _on_ended(self, outcome: Outcome, blobs: Sequence[Bytes], may_return: bool) -> None:
-        """End for good; or (``may_return``) fail calls until the directory names an incarnation again."""
-        self.endpoint, self.may_return, self._named = None, may_return, ()
-        self.loss = loss_of_outcome(outcome, blobs)
+    def _on_silence(self, silence: HostLoss) -> None:
+        """Handle a machine that is silent for the controller; it may answer its callers, who are better witnesses."""
+        if self.loss is not None:
+            self.loss = silence
+        elif self.binding is None:
+            self._fall_silent(silence)
+            # Calls that wait for a first incarnation have not been asked yet whether they may be repeated.
+            self._send_waiting()
+        else:
+            self._silence = silence
+            # One task for a binding, however often the controller loses and finds the machine.
+            if self._watched is not self.binding:
+                self._watched = self.binding
+                self._owner.spawn(self._watch_silence, self.binding)
+
+    async def _watch_silence(self, binding: RouteBinding) -> None:
+        """Let go of the binding once its connection is lost, if the directory says then that the machine is silent."""
+        await self._wait_lost(binding.connection)
+        if self._watched is binding:
+            self._watched = None
+        # Otherwise the machine has returned for the controller, or the binding was replaced.
+        if self.binding is binding and self._silence is not None:
+            silence = self._silence
+            self._drop_binding()
+            self._redispatch(binding, silence)
+
+    def _drop_binding(self) -> None:
+        """Forget the binding, and with it the witness against a silence that the directory has reported."""
+        self.binding = None
+        if self._silence is not None:
+            self._fall_silent(self._silence)
+
+    def _fall_silent(self, silence: HostLoss) -> None:
+        """Fail calls that may not be repeated until the directory names an incarnation again."""
+        self.loss, self.may_return, self._silence = silence, True, None
+        self.endpoint, self._named = None, ()
+
+    def _on_ended(self, loss: HostLoss) -> None:
+        """End for good."""
+        self.loss, self.may_return, self._silence = loss, False, None
+        self.endpoint, self._named = None, ()
         # Answers first, then the directory's verdict: the report may overtake what the process sent before its end.
-        # A machine that is silent for the controller may answer its callers.
-        self._release_binding(self.loss, None if may_return else PROOF_WAIT_S)
+        self._release_binding(loss, PROOF_WAIT_S)
         self._send_waiting()
-        if not may_return:
-            self.close()
+        self.close()
 
     def _on_endpoints(self, endpoints: Sequence[ActorEndpoint]) -> None:
         # The directory knows the host only; the number selects the light actor within it.
@@ -430,7 +475,7 @@ class Route:
         """Handle the end of the connection of ``binding``; ``is_proof``: its host is dead, not just out of reach."""
         # The route may have a new binding already, with the old one's calls being settled.
         if self.binding is binding:
-            self.binding = None
+            self._drop_binding()
         gone = HostLoss(text=f"its process is gone ({error})", cause=error)
         loss = gone if is_proof else HostLoss(text=str(error), channel_error=error)
         # Without a directory there is no next incarnation: groups and pools learn of the loss from here.
@@ -458,7 +503,7 @@ class Route:
             return
         self._remember_lost(binding)
         if self.binding is binding:
-            self.binding = None
+            self._drop_binding()
             # Calls that this host has accepted before may run and answer, so they are left until it disconnects.
             loss = HostLoss(text=str(error))
             self._owner.spawn(self._settle_lost_calls, binding, loss, binding.connection.disconnected, None)
@@ -537,9 +582,7 @@ class Route:
         # The calls were taken first: without a binding the connection may end, and calls left in its table would never
         # be settled.
         connection.release(binding)
-        later, self._waiting, self._waiting_bytes = self._waiting, deque(), 0
-        for call in (*again, *later):
-            self.dispatch(call)
+        self._send_waiting(*again, may_wait=True)
 
     def _is_repeated(self, call: CallFuture, delivered: bool, loss: HostLoss) -> bool:
         """Return whether the call is to be sent again; otherwise settle it or pass it to its fallback."""
@@ -547,7 +590,8 @@ class Route:
         if call.done():
             return False
         # Not after an error of the channel: both processes live, and would disagree again.
-        may_come_back = self.key is not None and loss.channel_error is None and self.loss is None and not call.cancelled
+        may_come_back = self.key is not None and loss.channel_error is None and not call.cancelled
+        may_come_back &= self.loss is None or (self.may_return and call.repeats > 0)
         action = on_host_lost(delivered=delivered, may_come_back=may_come_back, repeats=call.repeats)
         if action is LossAction.REPEAT:
             # Only a possible delivery counts against `retry`; a call that was never sent has not been tried.
