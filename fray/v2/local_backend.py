@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from fray.missing_names import V2_CLIENT_LINES, ExplainsMissing
 from fray.threads import BoundedThreads, call_in_thread, lock_timeout
-from fray.tracebacks import short_tracebacks
+from fray.tracebacks import short_traceback, short_tracebacks
 from fray.type_variables import A_co, P, T_co
 from fray.v2 import subprocesses
 from fray.v2.interface import (
@@ -204,9 +204,9 @@ class _LocalActor:
         # Its constructor has failed.
         if self._instance is None:
             raise _dead_actor(self.name)
-        found = getattr(self._instance, name)
+        found = getattr(self._instance, name, None)
         if not callable(found):
-            raise AttributeError(f"{name!r} of actor {self.name!r} is not a method: only methods can be called")
+            raise AttributeError(f"actor {self.name!r} has no method {name!r}; only methods can be called")
         refuse_async(found, f"method {name!r} of actor {self.name!r}")
         return found  # type: ignore[no-any-return]
 
@@ -250,6 +250,7 @@ class LocalActorHandle(Generic[A_co]):
     def __init__(self, name: str) -> None:
         self._name = name
 
+    @short_traceback
     def __getattr__(self, method_name: str) -> LocalActorMethod:
         if method_name.startswith("_"):
             raise AttributeError(f"{method_name!r}: names with a leading underscore cannot be called remotely")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 import fray
+import fray.aio
 import fray.blocking
 from fray import ActorHandle, Entrypoint, Job, JobRequest, v2
 from tests.type_checks.right_lines import Counter, fetch, square
@@ -85,6 +86,17 @@ def sync_code(counter: fray.blocking.ActorHandle[Counter], scope: fray.blocking.
     counter.call(Counter.add, 3) + "x"  # mypy: Unsupported operand types # pyright: Operator "+" not supported
     scope.create_actor(Counter, "oops")  # mypy: Argument 1 to "create_actor" # pyright: parameter "start"
     scope.run(square, "x")  # mypy: Argument 1 to "run" # pyright: parameter "x" of type "int"
+
+
+async def asyncio_code(counter: fray.aio.ActorHandle[Counter], scope: fray.aio.Scope) -> None:
+    await counter.ad(3)  # mypy: Actor "Counter" has no public method "ad"; maybe 'add'?
+    await counter.add("x")  # mypy: has incompatible type "str"; expected "int"
+    await counter.add(3) + "x"  # mypy: Unsupported operand types
+    await counter.call(Counter.ad, 3)  # mypy: has no attribute "ad" # pyright: Cannot access attribute "ad"
+    await counter.call(Counter.add, "x")  # mypy: No overload variant # pyright: parameter "k" of type "int"
+    await counter.call(Counter.add, 3) + "x"  # mypy: Unsupported operand types # pyright: Operator "+" not supported
+    await scope.create_actor(Counter, "oops")  # mypy: Argument 1 to "create_actor" # pyright: parameter "start"
+    await scope.run(square, "x")  # mypy: Argument 1 to "run" # pyright: parameter "x" of type "int"
 
 
 def lite_code(client: v2.Client, on_fray: v2.FrayClient) -> None:

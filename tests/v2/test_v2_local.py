@@ -375,8 +375,9 @@ def test_unknown_private_and_plain_attributes_are_attributeerrors_at_access(clie
 
     odd = client.create_actor(Odd, name=new("odd"))
     for name in ("nothing", "plain", "computed", "_own", "__len__"):
-        with pytest.raises(AttributeError, match=name):
+        with pytest.raises(AttributeError, match=name) as raised:
             getattr(odd, name)
+        assert [Path(entry.path).name for entry in raised.traceback] == [Path(__file__).name]
     assert odd.own() == "a callable of the instance"
 
 

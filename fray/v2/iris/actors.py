@@ -10,6 +10,7 @@ from contextvars import copy_context
 from typing import Any
 
 from fray.threads import call_in_thread
+from fray.tracebacks import short_traceback
 from fray.v2.interface import ActorContext, ActorHandle, _set_current_actor, _set_process_actor
 from fray.v2.iris.convert import iris_client, iris_context
 from fray.v2.iris.jobs import HostingJob, IrisJobHandle
@@ -96,6 +97,7 @@ class IrisActorHandle:
         self._found: tuple[Any, Any] | None = None
         self._seen = False
 
+    @short_traceback
     def __getattr__(self, method_name: str) -> IrisActorMethod:
         if method_name.startswith("_") or (self._methods is not None and method_name not in self._methods):
             raise AttributeError(f"actor {self._name!r} has no method {method_name!r}")

@@ -10,6 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
+from fray.tracebacks import short_traceback
 from fray.v2.interface import ActorHandle
 from fray.v2.job import JobHandle, JobStatus
 from fray.v2.ray_backend.errors import own_error
@@ -157,6 +158,7 @@ class RayActorHandle:
         self._name = name
         self._found: FoundActor | None = None
 
+    @short_traceback
     def __getattr__(self, method_name: str) -> RayActorMethod:
         if method_name.startswith("_"):
             raise AttributeError(f"{method_name!r}: names with a leading underscore cannot be called remotely")
