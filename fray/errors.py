@@ -100,6 +100,12 @@ class ProtocolMismatch(ConnectionFailed):
     """The peer speaks another major version of Fray's protocol, or a different protocol."""
 
 
+class Unsupported(ProtocolMismatch):
+    """The other side runs an older release of Fray, which does not know this request or a value in it; only this
+    request has failed. ``details``: the releases that it ``needs`` and that ``runs`` there, or ``capability``.
+    """
+
+
 class ChannelClosed(ConnectionFailed, RuntimeError):
     """The channel has closed; ``details['reason']`` says why."""
 

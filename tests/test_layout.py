@@ -87,6 +87,7 @@ PURE = (
         "errors.py",
         "net/codec.py",
         "net/channel/session.py",
+        "net/channel/versions.py",
         "net/auth.py",
         "net/transports/http_upgrade.py",
         "node/reconcile.py",

@@ -6,8 +6,12 @@ little-endian. Calls, results and values are opaque pickles; only control messag
 `fray.model.messages` are their schema.
 
 A control body is ``u32 length, JSON, attachments``: the JSON names its class under ``"t"`` and the lengths of the
-attachments under ``"b"``. Unknown fields are ignored, so that minor versions may add some; renaming a class or a field
-changes the protocol (`fray.net.channel.session.PROTOCOL`).
+attachments under ``"b"``.
+
+Peers may run a neighbouring release. Unknown fields are ignored, also those of peers of the same version: what is not
+read has no effect, and a build of the same version may be a day newer. A field that may not be ignored needs a
+capability (`fray.net.channel.versions`). Missing fields have their defaults. An unknown class, or an unknown value of
+an enumeration, is `Unsupported`: it costs the request or notice, and not the channel.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from enum import Enum, IntEnum
+from enum import Enum, IntEnum, StrEnum
 from functools import cache
 from types import ModuleType
 from typing import Any, TypeAlias, TypeVar, cast
@@ -27,7 +31,7 @@ from cattrs import Converter, transform_error
 from cattrs.gen import make_dict_unstructure_fn, override
 from cattrs.preconf.json import make_converter
 
-from fray.errors import FrayError, InvalidRequest, MessageTooLarge, ProtocolMismatch, from_wire, to_wire
+from fray.errors import FrayError, InvalidRequest, MessageTooLarge, ProtocolMismatch, Unsupported, from_wire, to_wire
 from fray.model.messages import (
     bundles,
     calls,
@@ -201,7 +205,10 @@ def _read(data: Any, cls: type[T]) -> T:
 @cache
 def _detailed_converter() -> Converter:
     """Return a converter with detailed errors, used only for messages that have failed with the fast one."""
-    return make_converter()
+    converter = make_converter()
+    # Of the model's enumerations; a hook for all of `Enum` would count less than that of `str`.
+    converter.register_structure_hook(StrEnum, _read_enumeration)
+    return converter
 
 
 def _classes(module: ModuleType) -> dict[str, type]:
@@ -236,7 +243,8 @@ def decode_message(body: Bytes) -> tuple[Any, list[memoryview]]:
     """Return the message in a control body and its attachments (views of ``body``).
 
     Raises:
-        ProtocolMismatch: a malformed body, an unknown class, or invalid fields.
+        Unsupported: an unknown class, or an unknown value of an enumeration: the peer runs a later release.
+        ProtocolMismatch: a malformed body, or invalid fields.
     """
     data, rest = _read_json(body)
     cls = _message_class(data)
@@ -246,7 +254,7 @@ def decode_message(body: Bytes) -> tuple[Any, list[memoryview]]:
 def _message_class(data: dict[str, Any]) -> type:
     cls = MESSAGES.get(str(data.get("t")))
     if cls is None:
-        raise ProtocolMismatch(f"unknown message type {data.get('t')!r}: the peer runs another version of fray")
+        raise Unsupported(f"unknown message type {_short(data.get('t'))}")
     return cls
 
 
@@ -397,16 +405,40 @@ def _structure(cls: type[T], data: Any, name: str) -> T:
         return _read(data, cls)
     # The hooks of cattrs raise whatever the data makes them meet: KeyError, TypeError, errors of validators.
     except Exception as error:
-        raise ProtocolMismatch(f"invalid message: {_describe_mismatch(cls, data, name)}") from error
+        raise _mismatch(cls, data, name) from error
 
 
-def _describe_mismatch(cls: type, data: Any, name: str) -> str:
+def _mismatch(cls: type, data: Any, name: str) -> ProtocolMismatch:
     try:
         _detailed_converter().structure(data, cls)
     except Exception as error:  # noqa: BLE001 - hooks raise anything
-        return "; ".join(transform_error(error, path=name))
+        text = "; ".join(transform_error(error, path=name))
+        # Unless anything else is wrong, too: damage is not the mark of a later release.
+        if all(isinstance(leaf, _UnknownValue) for leaf in _leaves(error)):
+            return Unsupported("; ".join(transform_error(error, name, format_exception=lambda leaf, _: str(leaf))))
+        return ProtocolMismatch(f"invalid message: {text}")
     # The detailed converter accepts what the fast one has refused: rare, but then there is nothing to quote.
-    return f"{name} has an unexpected form"
+    return ProtocolMismatch(f"invalid message: {name} has an unexpected form")
+
+
+class _UnknownValue(ValueError):
+    """Text that is not a value of an enumeration here, as a later release may send it."""
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for each in error.exceptions:
+            yield from _leaves(each)
+    else:
+        yield error
+
+
+def _read_enumeration(value: Any, cls: type[StrEnum]) -> StrEnum:
+    try:
+        return cls(value)
+    except ValueError as error:
+        # Text alone: a number or a list in its place is damage.
+        raise (_UnknownValue(str(error)) if isinstance(value, str) else error) from None
 
 
 # Single objects (store, attempt specs) -------------------------------------------------------------------------------

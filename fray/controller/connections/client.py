@@ -29,6 +29,7 @@ from fray.errors import (
     FrayError,
     InvalidRequest,
     SessionEnded,
+    Unsupported,
 )
 from fray.model.access.roles import Identity
 from fray.model.access.user_keys import USER_KEY
@@ -38,6 +39,7 @@ from fray.model.messages.client import ClientHello, Role
 from fray.model.messages.tunnels import OpenTunnel
 from fray.model.specs import JobInfo
 from fray.net.channel.public import MESSAGE_LIMIT_BYTES, Channel
+from fray.net.channel.versions import explain_unsupported
 from fray.net.codec import Kind, TextRule, decode_checked, decode_message
 from fray.net.process_identity import ProcessWatch
 from fray.net.transport import Bytes
@@ -224,6 +226,8 @@ class ClientConnection:
             reply = self._handle_request(self, ref, admit(self, message), blobs)
             if reply is not None:
                 self.reply(ref, *reply)
+        except Unsupported as error:
+            self.refuse(ref, explain_unsupported(error, self.channel.peer_release))
         except FrayError as error:
             self.refuse(ref, error)
         except Exception as error:  # noqa: BLE001 - a defect must not end the controller

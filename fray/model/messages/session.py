@@ -1,4 +1,8 @@
-"""Messages that open and end a connection of a session (`fray.net.channel.session`)."""
+"""Messages that open and end a connection of a session (`fray.net.channel.session`).
+
+Hello, welcome and refusal are read by every release: their fields are never renamed, removed or given another type, and
+new ones have a default, so that releases without a common version still read why they cannot work together.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,11 @@ class Hello:
     """Expected incarnation of the listener; None: any."""
     dial: int = 0
     """Number of the dial in this session: an older hello that arrives late is stale."""
+    release: str = ""
+    """Release of Fray that the sender runs; empty: one from before wire version 2."""
+    versions: tuple[int, int] = (1, 1)
+    """Oldest and newest version of the wire format that the sender speaks (`fray.net.channel.versions`)."""
+    capabilities: tuple[str, ...] = ()
 
 
 @frozen(kw_only=True)
@@ -39,6 +48,11 @@ class Welcome:
     received: int = 0
     heartbeat_s: float | None = None
     """Seconds of silence after which the dialer is to ping while it waits for something; None: its own default."""
+    release: str = ""
+    """Release of Fray that the sender runs; empty: one from before wire version 2."""
+    versions: tuple[int, int] = (1, 1)
+    """Oldest and newest version of the wire format that the sender speaks (`fray.net.channel.versions`)."""
+    capabilities: tuple[str, ...] = ()
 
 
 @frozen(kw_only=True)
@@ -48,6 +62,11 @@ class Refuse:
     protocol: tuple[int, int]
     incarnation: str
     error: dict[str, Any]
+    release: str = ""
+    """Release of Fray that the sender runs; empty: one from before wire version 2."""
+    versions: tuple[int, int] = (1, 1)
+    """Oldest and newest version of the wire format that the sender speaks (`fray.net.channel.versions`)."""
+    capabilities: tuple[str, ...] = ()
 
 
 @frozen(kw_only=True)

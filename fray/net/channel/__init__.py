@@ -1,5 +1,6 @@
 """Supervised channels: numbered frames that survive the loss of connections.
 
+- `versions`: what two releases have in common (pure).
 - `session`: pure state of one session: numbering, acknowledgement, resumption, heartbeat.
 - `connection`: reader, writer and clock of one connection.
 - `channel`: `Channel` and `Handler`, common to both ends.

@@ -26,6 +26,7 @@ from fray.net.channel.session import (
     SessionRecord,
     decide_hello,
 )
+from fray.net.channel.versions import own_fields, release_of
 from fray.net.codec import ACK, Bytes, Kind
 from fray.net.limited_log import LimitedLog
 from fray.net.process_identity import wait_process_exited
@@ -150,6 +151,7 @@ class Acceptor:
             remote=transport.peer.remote,
             key_id=transport.peer.key_id,
         )
+        channel.peer_release = release_of(hello)
         channel.begin(make_handler(channel))
         record = SessionRecord(
             key_id=transport.peer.key_id,
@@ -212,6 +214,7 @@ class Acceptor:
             resumed=resumed,
             received=received,
             heartbeat_s=min(channel.heartbeat_s, waiting_s),
+            **own_fields(),
         )
         return ACK.pack(0) + codec.encode_frame(Kind.WELCOME, 0, codec.encode_message(welcome, [greeting]))
 
@@ -268,7 +271,9 @@ class Acceptor:
         if type(error) in (ConnectionFailed, ChannelClosed, Unreachable):
             return
         self._refusals.write("refused %s: %s", transport.peer.remote, error)
-        refuse = Refuse(protocol=PROTOCOL, incarnation=self.incarnation, error=codec.error_to_dict(error))
+        refuse = Refuse(
+            protocol=PROTOCOL, incarnation=self.incarnation, error=codec.error_to_dict(error), **own_fields()
+        )
         # A dialer that does not read must not keep this task and its descriptor.
         with trio.move_on_after(REFUSE_S):
             try:

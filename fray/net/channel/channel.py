@@ -13,7 +13,7 @@ from typing import Protocol, TypeAlias
 import trio
 from attrs import define
 
-from fray.errors import ChannelClosed, ChannelFull, FrayError
+from fray.errors import ChannelClosed, ChannelFull, FrayError, Unsupported
 from fray.model.messages.session import Goodbye
 from fray.net import codec
 from fray.net.buffers.chunks import ChunkReceiver, ChunkSender
@@ -27,10 +27,13 @@ from fray.net.channel.session import (
     ReceiveState,
     SendQueue,
 )
+from fray.net.channel.versions import explain_unsupported, own_release
 from fray.net.codec import FIRST_SEQUENCED, FRAGMENT_BYTES, HEADER, HEADER_BYTES, MESSAGE_LIMIT_BYTES, MORE, Bytes, Kind
+from fray.net.limited_log import LimitedLog
 from fray.net.transports.websocket_frames import PrefixOnly
 
 logger = logging.getLogger("fray.net")
+_ignored = LimitedLog(logger, logging.WARNING)
 
 JOIN_BELOW_BYTES = 4096
 """Smaller bodies are joined with their header at once; larger ones stay separate and are never copied."""
@@ -106,6 +109,8 @@ class Channel:
         self.incarnation = incarnation
         """Incarnation of the peer."""
         self.remote = remote
+        self.peer_release = own_release()
+        """Release of the peer, as its last hello or welcome says."""
         self.stats = ChannelStats()
         self.outbox = SendQueue()
         self.inbox = ReceiveState(on_fragments=self._note_fragments)
@@ -240,11 +245,13 @@ class Channel:
             self._connection.note_received()
 
     def notice(self, message: object, blobs: Sequence[Bytes] = ()) -> None:
-        """Send a control message without an answer. Raises as `send_nowait`."""
+        """Send a control message without an answer. Raises as `send_nowait`; Unsupported: the peer does not know it."""
+        self.peer_release.check(message)
         self.send_nowait(Kind.NOTICE, 0, codec.encode_message(message, blobs))
 
     def reply(self, ref: int, message: object, blobs: Sequence[Bytes] = ()) -> None:
-        """Answer request ``ref``. Raises as `send_nowait`."""
+        """Answer request ``ref``. Raises as `notice`."""
+        self.peer_release.check(message)
         self.send_nowait(Kind.REPLY, ref, codec.encode_message(message, blobs))
 
     def fail(self, ref: int, error: FrayError) -> None:
@@ -403,6 +410,19 @@ class Channel:
         wrapped.__cause__ = error
         self.abort(wrapped)
 
+    def _on_unsupported(self, kind: int, ref: int, error: Unsupported) -> None:
+        """Handle a message of a later release that the handler does not know: it must not cost the channel."""
+        explained = explain_unsupported(error, self.peer_release)
+        if kind == Kind.REQUEST:
+            try:
+                self.fail(ref, explained)
+            except (ChannelClosed, ChannelFull) as full:
+                self.end(full)
+        elif kind == Kind.NOTICE:
+            _ignored.write("a notice of %s at %s was ignored: %s", self.incarnation, self.remote, explained)
+        else:
+            self._handler_failed(explained)
+
     # Called by the connection
 
     def owns(self, connection: Connection) -> bool:
@@ -495,6 +515,8 @@ class Channel:
                         self.bulk_in.on_chunk(ref, body)
                     else:
                         on_frame(kind, flags, target, ref, body)
+                except Unsupported as error:
+                    self._on_unsupported(kind, ref, error)
                 except Exception as error:  # noqa: BLE001 (it becomes the reason for the channel's end)
                     self._handler_failed(error)
             # The frame may have ended the channel: `on_end` is the handler's last call, so the rest of the message is

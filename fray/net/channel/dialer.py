@@ -31,6 +31,7 @@ from fray.net.channel.session import (
     check_refuse,
     check_welcome,
 )
+from fray.net.channel.versions import is_version_refusal, own_fields, release_of
 from fray.net.codec import ACK, Kind
 from fray.net.transport import Credential, Network, Transport, is_relayed
 
@@ -299,6 +300,7 @@ class _Dialer:
         self.instance = welcome.instance
         # A restarted peer has another incarnation, and the next connection may use another address.
         channel.incarnation, channel.remote = welcome.incarnation, connected.transport.peer.remote
+        channel.peer_release = release_of(welcome)
         # From the peer, so it is bounded.
         if welcome.heartbeat_s is not None:
             channel.waiting_heartbeat_s = min(HEARTBEAT_S, max(UNANSWERED_S, welcome.heartbeat_s))
@@ -431,7 +433,9 @@ class _Dialer:
             # Both ends have proven their key before the hello, so this is the listener's own answer, at whatever
             # address.
             except _RefusedByPeer as refusal:
-                round_.failures.append(Failure(refusal.error, True))
+                # Started by mistake, a listener of a release too far away ends nothing: it may be replaced in time.
+                final = self.channel is None or not is_version_refusal(refusal.error)
+                round_.failures.append(Failure(refusal.error, final))
             except FrayError as error:
                 round_.failures.append(self._classify(address, error))
             else:
@@ -528,6 +532,7 @@ class _Dialer:
             received=channel.inbox.received if channel else 0,
             expects=self.expects,
             dial=self.dials,
+            **own_fields(),
         )
         return codec.encode_message(hello, [self.greeting()])
 

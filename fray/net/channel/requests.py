@@ -69,10 +69,12 @@ class Requests:
         Raises:
             DeadlineExceeded: no answer within ``timeout_s``.
             ChannelFull, MessageTooLarge: it could not be sent.
+            Unsupported: the peer runs a release that does not know it, or a value in it.
             FrayError: the error in the peer's answer, or the reason for the channel's end.
         """
         what = type(message).__name__
         # Encoded once: the same bytes are sent again after a reset, whatever the caller does to the message meanwhile.
+        self.channel.peer_release.check(message)
         body = codec.encode_message(message, blobs)
         # Waiting for room is part of the deadline: a peer that does not read delays a request only that long.
         with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):

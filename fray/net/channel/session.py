@@ -22,9 +22,11 @@ from attrs import Factory, define, field
 
 from fray.errors import ActorDied, ChannelFull, FrayError, MessageTooLarge, ProtocolMismatch, Unauthorized
 from fray.model.messages.session import Hello, Refuse, Welcome
+from fray.net.channel.versions import common_version, own_release, release_of
 
 PROTOCOL = (2, 0)
-"""Major and minor version. Majors must match."""
+"""Version of the handshake and of the frames: the first number must match, and does not change any more. Versions of
+the messages are those of `fray.net.channel.versions`."""
 
 BATCH_BYTES = 32 * 1024
 """Target size of one transport message (a fragment may be larger): some 600 calls or 5 ms of work, so that both ends
@@ -361,12 +363,13 @@ def decide_hello(hello: Hello, key_id: str, record: SessionRecord | None, incarn
     """Decide about a hello from a dialer that has proven ``key_id``.
 
     Raises:
-        ProtocolMismatch: another major version.
+        ProtocolMismatch: other frames, or no common version of the wire format.
         ActorDied: it expects another incarnation than this process.
         Unauthorized: the session belongs to another key.
     """
     # First, since the other fields may mean something else in another major version.
     check_protocol(hello.protocol)
+    common_version(release_of(hello), own_release())
     if hello.expects is not None and hello.expects != incarnation:
         raise _incarnation_ended(hello.expects, incarnation)
     if record is None:
@@ -395,10 +398,11 @@ def check_welcome(welcome: Welcome, expects: str | None) -> None:
     """Check the welcome of a listener.
 
     Raises:
-        ProtocolMismatch: another major version.
+        ProtocolMismatch: other frames, or no common version of the wire format.
         ActorDied: another incarnation than expected has answered.
     """
     check_protocol(welcome.protocol)
+    common_version(own_release(), release_of(welcome))
     if expects is not None and welcome.incarnation != expects:
         raise _incarnation_ended(expects, welcome.incarnation)
 

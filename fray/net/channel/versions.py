@@ -1,0 +1,120 @@
+"""Releases, versions of the wire format and capabilities: what two processes of neighbouring releases have in common.
+
+Pure. Hello, welcome and refusal carry the release of their sender, the oldest and newest version of the wire format
+that it speaks, and its capabilities. The newest version that both speak counts; without one the listener refuses.
+
+A version stands for what everything may rely on; a capability for one thing that a peer of the same version may lack:
+a message, a value of an enumeration, a field that may not be ignored. docs/upgrade.md has the rules for a change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+from fray.errors import ProtocolMismatch, Unsupported
+from fray.model.messages.session import VERSION, Hello, Refuse, Welcome
+
+WIRE_VERSIONS = (1, 2)
+"""Oldest and newest version of the wire format that this release speaks. Version 1: everything before versions were
+sent; it ends a channel at the first message that it does not know."""
+CAPABILITIES: Mapping[str, tuple[str, ...]] = {"unsupported": ()}
+"""Capability: the messages that may be sent only to a peer that has it, as ``Message``; what its senders themselves
+have to look at, as ``Enumeration.VALUE`` or ``Message.field``. ``unsupported``: unknown requests are answered with
+`Unsupported`, unknown notices ignored."""
+
+_NAME_LIMIT = 40
+
+
+@frozen(kw_only=True)
+class Release:
+    """Release, versions and capabilities of the process at one end of a channel."""
+
+    name: str = VERSION
+    versions: tuple[int, int] = WIRE_VERSIONS
+    capabilities: frozenset[str] = frozenset(CAPABILITIES)
+
+    def __str__(self) -> str:
+        # From the peer, and printed: in one line, without control characters.
+        name = "".join(each for each in self.name[:_NAME_LIMIT] if each.isprintable())
+        return f"fray {name}" if name else "an earlier fray"
+
+    def check(self, message: object) -> None:
+        """Check that a process of this release knows a message.
+
+        Raises:
+            Unsupported: it does not, so it must not be sent.
+        """
+        what = type(message).__name__
+        capability = _guards.get(what)
+        if capability is not None and capability not in self.capabilities:
+            raise Unsupported(
+                f"{what} is not known to the other side, which runs {self} without the capability {capability!r}: it "
+                f"needs the release that runs here (fray {VERSION}) or a later one there",
+                what=what,
+                capability=capability,
+                release=self.name,
+            )
+
+
+_guards = {what: capability for capability, guarded in CAPABILITIES.items() for what in guarded}
+
+
+def own_release() -> Release:
+    """Return the release of this process."""
+    return Release(versions=WIRE_VERSIONS)
+
+
+def own_fields() -> dict[str, Any]:
+    """Return the fields of a hello, a welcome or a refusal that say what this process runs."""
+    own = own_release()
+    return {"release": own.name, "versions": own.versions, "capabilities": tuple(sorted(own.capabilities))}
+
+
+def release_of(message: Hello | Welcome | Refuse) -> Release:
+    """Return the release of the sender."""
+    return Release(name=message.release, versions=message.versions, capabilities=frozenset(message.capabilities))
+
+
+def common_version(dialer: Release, listener: Release) -> int:
+    """Return the newest version of the wire format that both speak.
+
+    Raises:
+        ProtocolMismatch: there is none; the message, the same on both sides, says which side to upgrade first.
+    """
+    version = min(dialer.versions[1], listener.versions[1])
+    if version >= max(dialer.versions[0], listener.versions[0]):
+        return version
+    older = "dialing" if dialer.versions[1] < listener.versions[1] else "listening"
+    raise ProtocolMismatch(
+        f"no common version of the wire format: {dialer} dials and speaks {_range(dialer)}, {listener} listens and "
+        f"speaks {_range(listener)}; upgrade the {older} side first, without leaving out a minor release "
+        "(docs/upgrade.md)",
+        wire_versions=[list(dialer.versions), list(listener.versions)],
+    )
+
+
+def is_version_refusal(error: Exception) -> bool:
+    """Return whether the error is that of `common_version`."""
+    return isinstance(error, ProtocolMismatch) and "wire_versions" in error.details
+
+
+def _range(release: Release) -> str:
+    oldest, newest = release.versions
+    return f"version {newest}" if oldest == newest else f"versions {oldest} to {newest}"
+
+
+def explain_unsupported(error: Unsupported, sender: Release) -> Unsupported:
+    """Return the answer to a message of ``sender`` that this process does not know."""
+    # Passed on from a third process, or raised by `Release.check`.
+    if "needs" in error.details or "capability" in error.details:
+        return error
+    return Unsupported(
+        f"unsupported: {error}. It needs the release of its sender, {sender} (wire version {sender.versions[1]}), or a "
+        f"later one; this process runs fray {VERSION} (wire version {WIRE_VERSIONS[1]}): upgrade it first "
+        "(docs/upgrade.md)",
+        needs=sender.name,
+        runs=VERSION,
+    )
