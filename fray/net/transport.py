@@ -1,7 +1,7 @@
 """Interface of the layer under a channel: whole binary messages in order, and a way to dial and listen.
 
 Addresses are strings: ``tls:HOST:PORT#FINGERPRINT``, ``tcp:HOST:PORT``, ``unix:/path``, ``memory:NAME``,
-``relay:INCARNATION``.
+``relay:INCARNATION#FINGERPRINT``.
 `fray.net.transports.websocket` and `fray.net.transports.memory` implement both protocols and pass
 `fray.testing.conformance`.
 """
@@ -17,7 +17,8 @@ from attrs import field, frozen
 from fray.model.messages.client import ProcessMark
 
 RELAY_SCHEME = "relay:"
-"""Scheme of addresses that lead through the controller (`fray.net.tunnels`): ``relay:INCARNATION``."""
+"""Scheme of addresses that lead through the controller (`fray.net.tunnels`): ``relay:INCARNATION``, and with TLS
+``#FINGERPRINT`` of the host's certificate."""
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 

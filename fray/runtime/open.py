@@ -24,6 +24,7 @@ from fray.net.channel.public import RedialPolicy
 from fray.net.controller_address import is_insecure
 from fray.net.transport import Credential, Network, is_relayed
 from fray.net.transports.routed_network import RoutedNetwork
+from fray.net.transports.tls_listener import TlsServer
 from fray.net.tunnels.transport import Tunnels
 from fray.runtime.actors.server import ACTOR_HOST, ActorHostServer
 from fray.runtime.actors.threaded_actor import ThreadedActor
@@ -152,6 +153,9 @@ async def open_runtime(
         # Called with the first use: a job that only computes never opens a connection.
         def connect() -> Connections:
             tunnels = Tunnels(rng)
+            # The relay is trusted no more than other routers: tunnels have TLS as soon as the way to it has.
+            if addresses[0].startswith("tls:"):
+                tunnels.tls = _tls_server(network)
             client = ControllerClient(hello, on_log=on_log, tunnels=tunnels)
             # The controller may be restarting: its jobs continue, and their session is resumed.
             policy = RedialPolicy(refused_is_final=False, give_up_s=config.give_up_s)
@@ -249,6 +253,12 @@ def _make_runtime(
         environment=config.environment,
         workspace=config.workspace,
     )
+
+
+def _tls_server(network: Network) -> TlsServer:
+    """Return the certificate that hosts of this process show, the same at all their listeners."""
+    found = getattr(network, "tls_server", None)
+    return found if isinstance(found, TlsServer) else TlsServer()
 
 
 def _make_actor_host(runtime: Runtime, config: RuntimeConfig) -> ActorHostServer:

@@ -61,6 +61,12 @@ class TlsServer:
             raise
         return wrapped
 
+    def accept_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO) -> tuple[ssl.SSLObject, str]:
+        """Return the listener's end of a connection in memory, and the fingerprint of the certificate it shows."""
+        assert self._made is not None, "prepare() was not called"
+        context, binding = self._made
+        return context.wrap_bio(incoming, outgoing, server_side=True), binding
+
 
 def _send_plainly(sock: TlsSocket, data: bytes) -> None:
     try:

@@ -1,9 +1,11 @@
 """`Transport` inside a channel to the controller: connects two processes that cannot dial one another.
 
-Addresses are ``relay:INCARNATION``. Both processes have a channel to the controller; it forwards the parts of one to
-the other and opens none of them (`fray.controller.connections.relay`). Caller and host prove their key to each other as
-on any connection: the challenge accepts the tunnel, and its first message each way is the proof. So any session of the
-cluster may open one; the host's own key, which is in the registry, protects it.
+Addresses are ``relay:INCARNATION#FINGERPRINT``. Both processes have a channel to the controller; it forwards the parts
+of one to the other and opens none of them (`fray.controller.connections.relay`). With a fingerprint, that of the host's
+certificate, all messages are inside TLS (`fray.net.tunnels.tls`); in a cluster without TLS the address has none. Caller
+and host prove their key to each other as on any connection: the challenge accepts the tunnel, and its first message
+each way is the proof. So any session of the cluster may open one; the host's own key, which is in the registry,
+protects it.
 
 A tunnel is one connection: it is lost when either channel to the controller ends or is reset (the controller was
 restarted), and its user dials again, as after any lost connection.
@@ -15,6 +17,7 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import trio
 from attrs import evolve
@@ -46,11 +49,21 @@ from fray.net.tunnels.multiplexer import (
     cost_bytes,
 )
 
+if TYPE_CHECKING:
+    # With TLS only, and then imported by those who make one.
+    from fray.net.transports.tls_listener import TlsServer
+    from fray.net.tunnels.tls import TunnelTls
+
 SEND_AHEAD_BYTES = 128 * 1024
 """Unsent bytes from which on `send` waits."""
 GRANT_FROM_BYTES = WINDOW_BYTES // 4
 """Smallest step in which credit is granted."""
 CLOSE_S = 1.0
+TLS_FOLLOWS = b"\n"
+"""Separates the greeting, and the answer to it, from this end's part of the TLS handshake."""
+TLS_OVERHEAD_BYTES = 8 * 1024
+"""Bytes by which TLS makes the largest message longer, at most: 22 for each 16 KiB, its length, and the end of the
+handshake."""
 
 
 class TunnelTransport:
@@ -72,6 +85,8 @@ class TunnelTransport:
         self._messages: deque[tuple[int, bytes]] = deque()
         """Received messages, with the window cost of each."""
         self._messages_cost = 0
+        self.tls: TunnelTls | None = None
+        """TLS of this end, set before the first message; None without."""
         self._changed = trio.lowlevel.ParkingLot()
 
     def __repr__(self) -> str:
@@ -127,6 +142,9 @@ class TunnelTransport:
     def _put(self, message: bytes) -> None:
         if self._error is not None or self._flow is None:
             raise self._failure()
+        if self.tls is not None:
+            # Only here: what is sealed must be sent, and in this order.
+            message = self.tls.seal(message)
         if len(message) <= PART_BYTES:
             self._flow.put(message)
             return
@@ -152,7 +170,15 @@ class TunnelTransport:
         cost, message = self._messages.popleft()
         self._messages_cost -= cost
         self._regrant()
-        return message
+        if self.tls is None:
+            return message
+        try:
+            return self.tls.open(message)
+        except ConnectionFailed as error:
+            # Nothing after it can be read, and the far end must not wait for an answer.
+            self._messages.clear()
+            self.refuse(error)
+            raise
 
     def _regrant(self) -> None:
         """Grant credit so that data in flight and unread messages stay within one window."""
@@ -216,7 +242,7 @@ class TunnelTransport:
             self.refuse(ProtocolMismatch("the far end of the tunnel exceeded its credit"))
             return
         # An incomplete message is not bounded by the window, so it needs a limit of its own.
-        if self._parts_bytes > TRANSPORT_LIMIT_BYTES:
+        if self._parts_bytes > TRANSPORT_LIMIT_BYTES + (TLS_OVERHEAD_BYTES if self.tls is not None else 0):
             self.refuse(too_large(self._parts_bytes))
             return
         self._parts.append(body)
@@ -253,6 +279,8 @@ class Tunnels:
         self._ready = trio.Event()
         self._ended: FrayError | None = None
         self._listeners: dict[str, AuthenticatedListener] = {}
+        self.tls: TlsServer | None = None
+        """Certificate that listeners show; None in a cluster without TLS."""
         self.on_use: Callable[[], object] = lambda: None
         """Called when a tunnel is dialed or listened for: the connection to the controller is needed now."""
 
@@ -295,6 +323,7 @@ class Tunnels:
 
         Raises:
             ActorDied: the controller reports that this process has ended.
+            Unauthorized: the key or the certificate is not that of the address.
             Refused: unknown process, or nothing is listening there; or there is no channel to the controller.
             Unreachable: no answer within ``timeout_s``, or it has no connection to the controller either.
             ChannelFull: too many tunnels.
@@ -312,15 +341,28 @@ class Tunnels:
             raise Refused(f"{address} cannot be reached: the channel to the controller has ended")
         key_id = credential.key_id if credential else ""
         transport = TunnelTransport(PeerIdentity(key_id, address))
-        message = OpenTunnel(to=address.removeprefix(RELAY_SCHEME))
+        place, _, pins = address.partition("#")
+        if pins:
+            # The listener's TLS handshake ends with the dialer's first message, so it always proves a key.
+            credential = credential or Credential("", "")
+        message = OpenTunnel(to=place.removeprefix(RELAY_SCHEME))
         greeting = auth.write_request(auth.AuthRequest(key_id)).encode() if credential else b""
+        tls = None
+        if pins:
+            from fray.net.tunnels.tls import dial_tls
+
+            tls = dial_tls(place)
+            greeting += TLS_FOLLOWS + tls.begin()
         # `begin` follows without a checkpoint, so no frame of the tunnel arrives before the transport knows its flow.
         transport.begin(self._multiplexer.open(message, greeting, transport, window_bytes=WINDOW_BYTES, counted=True))
         # Both ends prove the host's key inside the tunnel: the relay is trusted with bytes, not with identities.
         try:
-            challenge = auth.read_challenge((await transport.wait_accepted()).decode("latin-1"))
+            answer, _, flight = (await transport.wait_accepted()).partition(TLS_FOLLOWS)
+            if tls is not None:
+                tls.finish(flight, tuple(pins.split(",")))
+                transport.tls = tls
             if credential is not None:
-                await self._prove(transport, challenge, credential, address)
+                await self._prove(transport, auth.read_challenge(answer.decode("latin-1")), credential, place)
         except BaseException:
             transport.abort()
             raise
@@ -329,7 +371,8 @@ class Tunnels:
     async def _prove(self, transport: TunnelTransport, challenge: str, credential: Credential, address: str) -> None:
         if not challenge:
             raise auth.impostor(credential.key_id)
-        proof = auth.DialerProof(credential.key_id, credential.key, (address,))
+        binding = transport.tls.binding if transport.tls is not None else ""
+        proof = auth.DialerProof(credential.key_id, credential.key, (address,), binding)
         try:
             await transport.send([auth.write_request(proof.answer(challenge, self._rng)).encode()])
             response = bytes(await transport.receive()).decode("latin-1")
@@ -359,16 +402,20 @@ class Tunnels:
         *,
         task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """See `Network.listen`."""
+        """See `Network.listen`. Reports ``relay:INCARNATION#FINGERPRINT`` as started, with TLS."""
         if address in self._listeners:
             raise InvalidRequest(f"{address} is already in use by another listener")
         self.on_use()
+        pins: tuple[str, ...] = ()
+        if self.tls is not None:
+            self.tls.prepare()
+            pins = self.tls.pins
         async with trio.open_nursery() as nursery:
             listener = self._listeners[address] = AuthenticatedListener(
                 auth.Authenticator(authorize, self._rng), handler, nursery
             )
             try:
-                task_status.started(address)
+                task_status.started(f"{address}#{','.join(pins)}" if pins else address)
                 await trio.sleep_forever()
             finally:
                 if self._listeners.get(address) is listener:
@@ -379,21 +426,31 @@ class Tunnels:
         listener = self._listeners.get(address)
         if listener is None:
             raise Refused(f"connection refused: nothing is listening on {address}", address=address)
-        offered = bytes(greeting).decode("latin-1")
-        challenge = listener.authenticator.challenge({address})
+        request, _, flight = bytes(greeting).partition(TLS_FOLLOWS)
+        offered = request.decode("latin-1")
         transport = TunnelTransport(PeerIdentity("", f"{RELAY_SCHEME}{message.by}"))
         # The accepting side has nothing to wait for.
         transport.accepted = b""
+        answer = b""
+        if self.tls is not None:
+            from fray.net.tunnels.tls import accept_tls, missing_tls
+
+            # Never without: the relay may have left it out.
+            if not flight:
+                raise missing_tls(address)
+            transport.tls = accept_tls(self.tls, transport.peer.remote)
+            answer = TLS_FOLLOWS + transport.tls.begin(flight)
+        challenge = listener.authenticator.challenge({address}, transport.tls.binding if transport.tls else "")
         if auth.is_challenge_wanted(offered):
             transport.begin(flow)
             # The first credit carries the challenge, so accepting needs no frame of its own.
-            flow.grant(WINDOW_BYTES, auth.write_challenge(challenge.nonce).encode())
+            flow.grant(WINDOW_BYTES, auth.write_challenge(challenge.nonce).encode() + answer)
             listener.begin(transport, partial(_admit, transport, challenge, address))
             return transport
         if isinstance(challenge.authenticate(auth.read_request(offered)), auth.Rejection):
             raise _unauthorized(address, "")
         transport.begin(flow)
-        flow.grant(WINDOW_BYTES)
+        flow.grant(WINDOW_BYTES, answer)
         listener.begin(transport)
         return transport
 
