@@ -22,6 +22,7 @@ BESIDE_PACKAGES = {
     "processes",
     "network",
     "fuzz",
+    "upgrade",
     "examples",
     "bench",
     "transcripts",

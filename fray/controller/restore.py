@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fray.controller.store import Loaded, Store
-from fray.errors import ProtocolMismatch, StoreError
+from fray.errors import ProtocolMismatch, StoreError, Unsupported
+from fray.model.messages.session import VERSION
 from fray.net.codec import from_json
 from fray.scheduler.state.rows import TABLES, SchedulerConfig
 from fray.scheduler.state.state import State, StateSettings
@@ -35,6 +36,12 @@ def _rows(store: Store, loaded: Loaded) -> Iterator[tuple[str, str, object]]:
     for table, key, text in loaded.rows:
         try:
             yield table, key, from_json(TABLES[table], text)
+        except Unsupported as error:
+            raise StoreError(
+                f"the store {store.path} was written by a later version of Fray: fray {VERSION} does not know a value "
+                f"in row {key!r} of {table!r} ({error}). Nothing was changed. Start that version again, or restore a "
+                "backup from before the upgrade (fray backup --restore)"
+            ) from error
         except (KeyError, ProtocolMismatch) as error:
             # An unreadable row ends the start. To skip it would lose a job that was accepted, or run it twice.
             raise StoreError(

@@ -20,10 +20,11 @@ from fray.controller.loop import Loop, anchored_clock
 from fray.controller.people import People
 from fray.controller.provider_driver import ProviderDriver, ProviderFactory, node_address
 from fray.controller.restore import restore_state
-from fray.controller.store import Store
+from fray.controller.store import RELEASE, Store
 from fray.controller.workspaces.bundles import BundleRetention, BundleStore
 from fray.model.ids import mint
 from fray.model.messages.node import NodeHello
+from fray.model.messages.session import VERSION
 from fray.model.policy.policy import Policy
 from fray.net.process_identity import pid_namespace_id
 from fray.net.transport import Network
@@ -180,6 +181,7 @@ def _open_context(
         # nothing.
         "epoch": meta.get("epoch", 0) + 1,
         "pid_namespace": pid_namespace_id(),
+        RELEASE: VERSION,
     }
     store.save(meta=identity)
     # Left by a controller that ended between a blob and the transaction that was to refer to it.

@@ -25,6 +25,7 @@ from fray.controller.workspaces.chunks import ChunkDict, ChunkDirectory, ChunkSt
 from fray.errors import MessageTooLarge, StoreError
 from fray.model.ids import BlobId, JobId
 from fray.model.messages.client import Event as LogEvent
+from fray.model.messages.session import VERSION
 from fray.model.specs import BLOB_LIMIT_BYTES
 from fray.net.codec import to_json
 from fray.net.transport import Bytes
@@ -46,11 +47,19 @@ _PAGES_AT_ONCE = 500
 _LOG_BYTES = 16 * 1024 * 1024
 """Size to which the write-ahead log is truncated after a large transaction."""
 
-SCHEMA_VERSION = 2
-"""Version of the tables and of the rows in them. To be raised, with a step in `MIGRATIONS`, with every change that an
-older controller could not read."""
-MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}
+SCHEMA_VERSION = 3
+"""Version of the tables and of the rows in them. To be raised, with a step in `MIGRATIONS`, with every change of rows
+since the previous release: an older controller would lose what it does not know, and so has to refuse the store."""
+
+
+def _record_release(db: sqlite3.Connection) -> None:
+    """Change nothing: from schema 3 on the controller writes its release when it starts."""
+
+
+MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {2: _record_release}
 """Steps from a version to the next one, by the earlier version; each changes tables and rows within a transaction."""
+RELEASE = "release"
+"""Key in ``meta`` of the release of the controller that has started on the store last."""
 _SCHEMA = """
     CREATE TABLE rows (tbl TEXT NOT NULL, key TEXT NOT NULL, json TEXT NOT NULL, UNIQUE (tbl, key));
     CREATE TABLE events (id INTEGER PRIMARY KEY, time REAL NOT NULL, job TEXT NOT NULL, what TEXT NOT NULL, text TEXT);
@@ -389,6 +398,7 @@ def _check(file: Path) -> int:
             application, version, health = (
                 db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version", "quick_check")
             )
+            release = _release(db) if version > SCHEMA_VERSION else ""
         finally:
             db.close()
     except sqlite3.Error as error:
@@ -397,10 +407,10 @@ def _check(file: Path) -> int:
         raise StoreError(f"{file} is not a Fray store; nothing was changed. Pass another --store directory")
     if version > SCHEMA_VERSION:
         raise StoreError(
-            f"store {file} was written by a later version of Fray (schema {version}; this one has {SCHEMA_VERSION}); "
-            "nothing was changed. Start that version again, restore a backup from before the upgrade (fray backup "
-            f"--restore; {file.name}.schema-{SCHEMA_VERSION} beside it is the database of then), or pass another "
-            "--store directory"
+            f"store {file} was written by a later version of Fray ({release}schema {version}; this is fray {VERSION}, "
+            f"schema {SCHEMA_VERSION}); nothing was changed. Start that version again, restore a backup from before "
+            f"the upgrade (fray backup --restore; {file.name}.schema-{SCHEMA_VERSION} beside it is the database of "
+            "then), or pass another --store directory"
         )
     if not all(step in MIGRATIONS for step in range(version, SCHEMA_VERSION)):
         raise StoreError(
@@ -411,6 +421,15 @@ def _check(file: Path) -> int:
     if health != "ok":
         raise _damaged(file, health)
     return int(version)
+
+
+def _release(db: sqlite3.Connection) -> str:
+    """Return the release that has opened a store of a later version last, for a message; empty if it does not say."""
+    try:
+        found = db.execute("SELECT json FROM meta WHERE key = ?", (RELEASE,)).fetchone()
+        return f"fray {json.loads(found[0])}, " if found is not None else ""
+    except (sqlite3.Error, ValueError):
+        return ""
 
 
 def _uri_path(file: Path) -> str:

@@ -17,6 +17,7 @@ from fray.controller.restore import restore_state
 from fray.controller.store import SCHEMA_VERSION, Store
 from fray.errors import InvalidRequest, StoreError
 from fray.model.messages.client import ListJobs
+from fray.model.messages.session import VERSION
 from fray.model.policy.priority import Band
 from fray.model.resources import Demand
 from fray.model.specs import JobState
@@ -152,6 +153,7 @@ def test_a_store_migrates_forward_in_one_transaction_and_a_copy_of_it_stays(
     with closing(Store(tmp_path)) as store:
         assert [(table, key) for table, key, _ in store.load().rows] == [("task", "j")]
         assert store.load().meta == {"epoch": 7}
+        store.save(meta={"release": "9.9"})
         assert store._db.execute("SELECT count(*) FROM more").fetchone() == (0,)
     copy = tmp_path / f"fray.db.schema-{old}"
     assert copy.stat().st_mode & 0o777 == 0o600
@@ -160,9 +162,10 @@ def test_a_store_migrates_forward_in_one_transaction_and_a_copy_of_it_stays(
     with pytest.raises(StoreError) as caught:
         Store(tmp_path)
     assert str(caught.value) == (
-        f"store {tmp_path}/fray.db was written by a later version of Fray (schema {old + 2}; this one has {old}); "
-        "nothing was changed. Start that version again, restore a backup from before the upgrade (fray backup "
-        f"--restore; fray.db.schema-{old} beside it is the database of then), or pass another --store directory"
+        f"store {tmp_path}/fray.db was written by a later version of Fray (fray 9.9, schema {old + 2}; this is fray "
+        f"{VERSION}, schema {old}); nothing was changed. Start that version again, restore a backup from before the "
+        f"upgrade (fray backup --restore; fray.db.schema-{old} beside it is the database of then), or pass another "
+        "--store directory"
     )
     copy.rename(tmp_path / "fray.db")
     with closing(Store(tmp_path)) as store:

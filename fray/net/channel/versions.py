@@ -4,7 +4,7 @@ Pure. Hello, welcome and refusal carry the release of their sender, the oldest a
 that it speaks, and its capabilities. The newest version that both speak counts; without one the listener refuses.
 
 A version stands for what everything may rely on; a capability for one thing that a peer of the same version may lack:
-a message, a value of an enumeration, a field that may not be ignored. docs/upgrade.md has the rules for a change.
+a message, a value of an enumeration, a field that may not be ignored. CONTRIBUTING.md has the rules for a change.
 """
 
 from __future__ import annotations
