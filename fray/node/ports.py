@@ -10,6 +10,7 @@ outside Fray uses ends the attempt as `PORT_TAKEN`, which costs no retry budget.
 
 from __future__ import annotations
 
+import errno
 import random
 import socket
 from collections.abc import Iterable, Iterator
@@ -52,14 +53,25 @@ def claim_ports(wanted: PortRange) -> PortClaim:
     """Claim exactly these ports.
 
     Raises:
-        InvalidRequest: another node of this machine offers some of them.
+        InvalidRequest: another process of this machine has claimed some of them, or of the blocks they belong to.
     """
-    names = _bind_names(_grains_of(wanted))
-    if names is None:
-        raise InvalidRequest(
-            f"another node of this machine offers some of the ports {wanted}; choose others with --ports"
-        )
-    return PortClaim(wanted, names)
+    grains = _grains_of(wanted)
+    try:
+        return PortClaim(wanted, _bind_names(grains))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise InvalidRequest(f"ports {wanted} cannot be claimed: {error.strerror}") from error
+    # Two ranges that touch in a block have no port in common: "some of these ports are taken" would be wrong.
+    taken = next((grain for grain in grains if not _is_free([grain])), grains[0])
+    block = PortRange(taken * GRAIN, GRAIN)
+    firsts = range((grains[-1] + 1) * GRAIN, 65_537 - wanted.count, GRAIN)
+    others = (PortRange(first, wanted.count) for first in firsts)
+    free = next((ports for ports in others if _is_free(_grains_of(ports))), None)
+    raise InvalidRequest(
+        f"ports {wanted} cannot be claimed: another process of this machine, probably a fray-node, has claimed "
+        f"{block}. Ports are claimed in whole blocks of {GRAIN}; "
+        + (f"free ones are --ports {free}" if free is not None else "choose others with --ports")
+    )
 
 
 def find_ports(count: int, rng: random.Random) -> PortClaim:
@@ -67,9 +79,10 @@ def find_ports(count: int, rng: random.Random) -> PortClaim:
     # Fewer ports are better than none: several nodes and clusters may share the machine.
     while count >= GRAIN:
         for ports in _candidates(count, rng):
-            names = _bind_names(_grains_of(ports))
-            if names is not None:
-                return PortClaim(ports, names)
+            try:
+                return PortClaim(ports, _bind_names(_grains_of(ports)))
+            except OSError:
+                continue
         count //= 2
     return PortClaim(PortRange(), [])
 
@@ -120,8 +133,17 @@ def _grains_of(ports: PortRange) -> range:
     return range(ports.first // GRAIN, (ports.first + ports.count - 1) // GRAIN + 1) if ports.count else range(0)
 
 
-def _bind_names(grains: Iterable[int]) -> list[socket.socket] | None:
-    """Bind all of these names, or none of them."""
+def _is_free(grains: Iterable[int]) -> bool:
+    """Return whether no process has claimed these blocks."""
+    try:
+        PortClaim(PortRange(), _bind_names(grains)).close()
+    except OSError:
+        return False
+    return True
+
+
+def _bind_names(grains: Iterable[int]) -> list[socket.socket]:
+    """Bind all of these names, or none of them. Raises OSError."""
     held: list[socket.socket] = []
     for grain in grains:
         name = socket.socket(socket.AF_UNIX)
@@ -132,7 +154,7 @@ def _bind_names(grains: Iterable[int]) -> list[socket.socket] | None:
         except OSError:
             for one in held:
                 one.close()
-            return None
+            raise
     return held
 
 

@@ -154,12 +154,25 @@ def test_two_nodes_on_one_machine_never_offer_the_same_ports() -> None:
     with find_ports(128, rng) as one, find_ports(128, rng) as other:
         assert one.ports.count == other.ports.count == 128
         assert abs(one.ports.first - other.ports.first) >= 128
-        with pytest.raises(
-            InvalidRequest, match=r"another node of this machine offers some of the ports .*; choose others"
-        ):
+        with pytest.raises(InvalidRequest, match=f"probably a fray-node, has claimed {one.ports.first + 64}-"):
             claim_ports(PortRange(one.ports.first + 100, 10))
     with claim_ports(one.ports):
         pass
+
+
+def test_ranges_that_meet_in_a_block_are_refused_with_the_block_and_free_ports() -> None:
+    with find_ports(128, random.Random(7)) as found:
+        first = found.ports.first
+    with claim_ports(PortRange(first, 70)):
+        with pytest.raises(InvalidRequest) as refused:
+            claim_ports(PortRange(first + 70, 200))
+        text, _, free = str(refused.value).rpartition(" --ports ")
+        assert text == (
+            f"ports {first + 70}-{first + 269} cannot be claimed: another process of this machine, probably a "
+            f"fray-node, has claimed {first + 64}-{first + 127}. Ports are claimed in whole blocks of 64; free ones are"
+        )
+        with claim_ports(parse_ports(free)) as claim:
+            assert claim.ports.count == 200
 
 
 def test_a_listening_port_is_in_use_and_a_closing_one_is_not() -> None:

@@ -26,6 +26,7 @@ from fray.errors import (
     Unauthorized,
     Unreachable,
 )
+from fray.net.channel.session import HEARTBEAT_S, SILENT_PERIODS
 from fray.net.transport import Credential, Network, Transport
 from fray.net.transports import sockets, websocket_frames
 from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES, MemoryNetwork, MessageFault
@@ -387,6 +388,9 @@ async def test_a_connection_retransmits_each_second_at_least() -> None:
         far, _ = await sockets.accept(server)
         with near, far:
             assert [sock.getsockopt(socket.IPPROTO_TCP, option) for sock in (near, far)] == [1000, 1000]
+            # Else the kernel gives up after 15 retransmissions, and a cut looks like a closed connection.
+            user_timeouts = [sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) for sock in (near, far)]
+            assert min(user_timeouts) > 1000 * SILENT_PERIODS * HEARTBEAT_S
 
 
 async def test_a_host_without_a_name_is_unreachable() -> None:

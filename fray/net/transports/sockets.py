@@ -39,6 +39,8 @@ CONNECT_EVERY_S = 1.0
 wait for its next retransmission, up to as long as the cut has lasted."""
 CONNECT_ATTEMPTS = 4
 """Most attempts at a time; the oldest is given up."""
+USER_TIMEOUT_MS = 300_000
+"""Milliseconds without an acknowledgement after which the kernel ends a connection; a channel drops it long before."""
 _RTO_MAX_MS = 1_000
 _TCP_RTO_MAX_MS = 44
 """Option of Linux 6.15 and later, which Python does not name."""
@@ -260,6 +262,9 @@ def tune(sock: socket.socket) -> None:
         # ended. An older kernel does not have it; the dialer then replaces the connection.
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _RTO_MAX_MS)
+        # The kernel counts retransmissions: with short pauses it would end a silent connection after 15 s, which looks
+        # as if the peer's machine had ended it. Whether a peer is silent for too long is the channel's decision.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
     else:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_BUFFER_BYTES)
 
