@@ -240,6 +240,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "controller": (
         (
+            "accepted_tokens",
             "audit_log",
             "blobs",
             "certificate_authority",
@@ -271,9 +272,9 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("access", "workspace"),
     ),
     "net": (
+        ("auth",),
         (
             "atomic_file",
-            "auth",
             "codec",
             "daemon_logging",
             "limited_log",
@@ -285,7 +286,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "tls",
             "transport",
         ),
-        ("buffers", "controller_address", "part_transfers", "transports"),
+        ("buffers", "cluster_token", "controller_address", "part_transfers", "transports"),
         ("channel", "large_values"),
         ("tunnels",),
     ),

@@ -69,7 +69,7 @@ async def open_cluster(
             machine), ``fray://host:port`` (a running controller). Default: ``FRAY_CLUSTER_SPEC``, else that of ``fray
             login``, else ``local``; inside a job, the job's own cluster.
         namespace: namespace of names. Default: a new one.
-        token: for ``fray://``; default ``FRAY_TOKEN``, else the key of ``fray login``.
+        token: for ``fray://``; default ``FRAY_TOKEN``, the file ``FRAY_TOKEN_FILE``, or the key of ``fray login``.
         logs: print the output of jobs to this terminal, each line prefixed with the job's name. Default True.
         grace_s: for ``fray://``: seconds that this driver may be disconnected (no network, suspended) before all it
             owns is ended, up to a week. Default: that of the controller (``fray-controller --driver-grace-s``, 30). For

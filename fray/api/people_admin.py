@@ -75,6 +75,14 @@ class PeopleAdmin:
         assert isinstance(reply, UserKeys)
         return list(reply.keys)
 
+    async def previous_token_users(self) -> list[str]:
+        """Return the connections that use the cluster's previous token (``fray key rotate-token``), as text: those of
+        ``node alpha (tcp:10.0.0.7:4711)`` and ``driver of ada (…)``. To others than admins an empty list.
+        """
+        reply = await self._runtime.client.request(ListKeys())
+        assert isinstance(reply, UserKeys)
+        return list(reply.previous_token)
+
     async def revoke_keys(self, *keys: str, user: str = "") -> list[KeyInfo]:
         """Revoke keys and invitations; their connections end. Return them.
 

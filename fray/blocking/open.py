@@ -80,7 +80,7 @@ def open_cluster(
         spec: ``local``, ``machine``, ``machine?nodes=2&cpu=4`` or ``fray://host:port``. Default: ``FRAY_CLUSTER_SPEC``,
             else the cluster of the last ``fray login``, else ``local``; inside a job, the job's own cluster.
         namespace: namespace of names. Default: a new one.
-        token: for ``fray://``; default ``FRAY_TOKEN``, else the key of ``fray login``.
+        token: for ``fray://``; default ``FRAY_TOKEN``, the file ``FRAY_TOKEN_FILE``, or the key of ``fray login``.
         logs: print the output of jobs to this terminal, each line prefixed with the job's name. Default True.
         grace_s: for ``fray://``: seconds that this driver may be disconnected before all it owns is ended; for
             ``local``: seconds that leaving waits for threads that have been ended and still run. As

@@ -408,6 +408,24 @@ def _key(verbs: Verbs) -> None:
     revoke = verb(below, "revoke", "administration.people:revoke_keys", text, "  fray key revoke user:k3x9m2p4q5r6")
     revoke.add_argument("keys", nargs="*", metavar="KEY")
     revoke.add_argument("--user", default="", help="also all keys of this user")
+    text = "replace the cluster's token, on the controller's machine; the previous one counts until --finish"
+    example = "  fray key rotate-token --store ./fray-state\n  fray key rotate-token --store ./fray-state --finish"
+    rotate = below.add_parser(
+        "rotate-token",
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        epilog=f"examples:\n{example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    rotate.set_defaults(verb="administration.rotation:rotate_token", opens="itself", parser=rotate)
+    home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    rotate.add_argument(
+        "--store", type=Path, default=Path(home) / "fray", metavar="DIR", help="of fray-controller (%(default)s)"
+    )
+    rotate.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="of fray-controller, if it was started with one"
+    )
+    rotate.add_argument("--finish", action="store_true", help="drop the previous token: what still uses it is cut off")
 
 
 def _namespace(verbs: Verbs) -> None:

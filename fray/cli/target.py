@@ -17,6 +17,7 @@ from fray.model.ids import JobId
 from fray.model.log_records import LogLine
 from fray.model.messages.client import Role
 from fray.model.specs import JobInfo
+from fray.net.cluster_token import TOKEN_FILE_VARIABLE
 
 NAMED_LIMIT = 10
 """Maximum number of candidates listed for an ambiguous name."""
@@ -64,8 +65,8 @@ def token_of(options: argparse.Namespace) -> str | None:
     login``, is used. Raises InvalidRequest.
     """
     if options.token_file is None:
-        is_known = os.environ.get("FRAY_TOKEN", "").strip() or stored_keys.find_key(spec_of(options).address)
-        if not is_known:
+        has_token = any(os.environ.get(name, "").strip() for name in ("FRAY_TOKEN", TOKEN_FILE_VARIABLE))
+        if not has_token and stored_keys.find_key(spec_of(options).address) is None:
             raise InvalidRequest(
                 "authentication required: `fray login` with an invitation, set FRAY_TOKEN, or use --token-file FILE "
                 "(fray-controller prints its path)"

@@ -33,9 +33,22 @@ MEMORY_LIMIT = 1_000
 READ_LIMIT = 10_000
 """Records in one answer."""
 STRANGERS_PER_MINUTE = 60
-"""Refusals of peers without a key that are recorded in a minute."""
+"""Refusals of peers without a key that are recorded in a minute, of all machines together."""
+ORIGINS_LIMIT = 1_000
+"""Machines, and keys on them, for which refusals are counted at a time."""
 
 _log = logging.getLogger("fray.controller.audit")
+
+
+@define
+class _Refusals:
+    """Refusals of one kind in a minute: the first, which is recorded, and the number of the others."""
+
+    first: AuditRecord
+    left_out: int = 0
+
+    def report(self, now: float) -> AuditRecord:
+        return evolve(self.first, at=now, outcome=f"{self.first.outcome} ({self.left_out} more in that minute)")
 
 
 @define(eq=False)
@@ -51,6 +64,7 @@ class AuditLog:
     _recent: deque[AuditRecord] = field(factory=lambda: deque(maxlen=MEMORY_LIMIT), repr=False)
     _descriptor: int = field(default=-1, repr=False)
     _size_bytes: int = field(default=0, repr=False)
+    _refused: dict[tuple[str, str], _Refusals] = field(factory=dict, repr=False)
     _minute: float = field(default=0.0, repr=False)
     _strangers: int = field(default=0, repr=False)
 
@@ -70,8 +84,32 @@ class AuditLog:
             # No error for the client: what it did is done. A full disk ends the controller at its next decision.
             _log.error("the audit log %s cannot be written: %s; lost: %s", self._path(0), error, to_json(record))
 
-    def write_stranger(self, record: AuditRecord) -> None:
-        """Append the refusal of a peer without a key, unless there were many in this minute."""
+    def write_stranger(self, record: AuditRecord, about: str = "") -> None:
+        """Append the refusal of a peer that has proven no key: one in a minute for its machine and ``about``, and not
+        many in all. What is left out is counted.
+        """
+        origin = (_machine_of(record.remote), about)
+        known = self._refused.get(origin)
+        if known is not None and 0 <= record.at - known.first.at < 60:
+            known.left_out += 1
+            return
+        if known is None and len(self._refused) >= ORIGINS_LIMIT:
+            self._report_left_out(record.at)
+            self._refused.clear()
+        if known is not None and known.left_out:
+            self._write_limited(known.report(record.at))
+        self._refused[origin] = _Refusals(record)
+        self._write_limited(record)
+
+    def _report_left_out(self, now: float) -> None:
+        """Append what was left out in minutes that have passed."""
+        for origin, known in list(self._refused.items()):
+            if not 0 <= now - known.first.at < 60:
+                del self._refused[origin]
+                if known.left_out:
+                    self._write_limited(known.report(now))
+
+    def _write_limited(self, record: AuditRecord) -> None:
         if not 0 <= record.at - self._minute < 60:
             if self._strangers > STRANGERS_PER_MINUTE:
                 left_out = self._strangers - STRANGERS_PER_MINUTE
@@ -108,6 +146,8 @@ class AuditLog:
         Raises:
             StoreError: the files cannot be read.
         """
+        # Here, as no task is needed then: only a reader can miss it.
+        self._report_left_out(now)
         since = 0.0 if message.since_s is None else now - message.since_s
         limit = min(max(0, message.limit), READ_LIMIT)
         if self.directory is None:
@@ -132,6 +172,11 @@ class AuditLog:
                     yield from_json(AuditRecord, line)
                 except ProtocolMismatch:
                     _log.warning("a line of the audit log cannot be read", extra={"file": str(self._path(number))})
+
+
+def _machine_of(remote: str) -> str:
+    """Return the origin of a connection without its port or process."""
+    return remote.rpartition(":")[0] if remote.startswith("tcp:") else remote.partition("pid=")[0]
 
 
 def _printable(record: AuditRecord) -> AuditRecord:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import trio
 
 from fray.controller import gc_tuning
-from fray.controller.options import Options, find_token, parse, write_pins
+from fray.controller.accepted_tokens import AcceptedTokens
+from fray.controller.options import Options, make_token_reader, parse, write_pins
 from fray.controller.policy_file import read_policy_file, reload_on_hangup
 from fray.controller.serve import run_controller, unwrap_single_error
 from fray.controller.store import Store
@@ -63,7 +64,7 @@ async def _serve(options: Options, policy: Policy) -> None:
 
     store = Store(options.store)
     try:
-        token = find_token(options)
+        tokens = AcceptedTokens(make_token_reader(options))
         authority = _open_authority(options)
         server = authority.server if authority is not None else None
         network = WebSocketNetwork(names=options.names, tls_server=server)
@@ -80,7 +81,7 @@ async def _serve(options: Options, policy: Policy) -> None:
                 )
                 # Around the start, in which the store's rows become objects that stay.
                 with gc_tuning.gc_frozen():
-                    running = await nursery.start(serve, store, network, options.listen, token)
+                    running = await nursery.start(serve, store, network, options.listen, tokens)
                 if options.policy_file is not None:
                     on_policy = lambda policy: running.loop.post(PolicyChanged(policy=policy))  # noqa: E731
                     nursery.start_soon(reload_on_hangup, options.policy_file, on_policy)

@@ -6,7 +6,7 @@ import argparse
 import logging
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from attrs import define, evolve, field
@@ -16,9 +16,10 @@ from fray.controller.workspaces.bundles import BundleRetention
 from fray.errors import InvalidRequest
 from fray.model.environment import check_variable
 from fray.model.ids import mint
-from fray.model.join_tokens import split_pins, with_pins
+from fray.model.join_tokens import split_tokens, with_pins_of_all
 from fray.model.resources import parse_bytes
 from fray.net.atomic_file import write_atomically
+from fray.net.cluster_token import read_token_file
 from fray.net.controller_address import check_private, is_loopback, warn_insecure
 from fray.scheduler.state.rows import SchedulerConfig
 
@@ -322,26 +323,32 @@ def check_name_of_machine(text: str) -> str:
     return text
 
 
-def find_token(options: Options) -> str:
-    """Return the token given, or the one in the store's directory, made at the first start.
+def make_token_reader(options: Options) -> Callable[[], tuple[str, ...]]:
+    """Return a function that reads the tokens that count (`AcceptedTokens`): those given, or those in the store's
+    directory, where the first one is made.
 
     Raises:
         InvalidRequest: the token is empty.
         OSError: its file cannot be read or written.
     """
-    if options.token_file is not None:
-        return read_token_file(options.token_file)
+    file = options.token_file
     # Set but empty is mostly a failed substitution in a script, and must not silently become another token.
-    if "FRAY_TOKEN" in os.environ:
-        token, _ = split_pins(os.environ["FRAY_TOKEN"])
-        if not token:
+    if file is None and "FRAY_TOKEN" in os.environ:
+        tokens, _ = split_tokens(os.environ["FRAY_TOKEN"])
+        if not tokens:
             raise InvalidRequest("FRAY_TOKEN is set but empty: give a token, or unset it to have one created")
-        return token
-    file = own_token_file(options)
-    if not file.exists():
-        _make_token(file)
-    _log.info("using the token in a file; nodes and drivers need it as FRAY_TOKEN", extra={"file": str(file)})
-    return read_token_file(file)
+        return lambda: tokens
+    if file is None:
+        file = own_token_file(options)
+        if not file.exists():
+            _make_token(file)
+        _log.info("using the token in a file; nodes and drivers need it as FRAY_TOKEN", extra={"file": str(file)})
+    path = str(file)
+    read_token_file(path)
+    # A warning and not an error: secret managers mount files with modes that the operator cannot choose.
+    if file.stat().st_mode & 0o077:
+        _log.warning("the token file is readable by other users: chmod 600 it", extra={"file": path})
+    return lambda: read_token_file(path)[0]
 
 
 def own_token_file(options: Options) -> Path:
@@ -358,27 +365,9 @@ def write_pins(options: Options, pins: Sequence[str]) -> None:
     """
     file = own_token_file(options)
     if options.token_file is None and "FRAY_TOKEN" not in os.environ and file.exists():
-        before = file.read_text().strip()
-        if with_pins(before, pins) != before:
-            write_atomically(file, with_pins(before, pins).encode() + b"\n")
-
-
-def read_token_file(file: Path) -> str:
-    """Return the token in a file, without fingerprints.
-
-    Raises:
-        InvalidRequest: the file cannot be read, or is empty.
-    """
-    try:
-        token, _ = split_pins(file.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"cannot read the token file {file}: {error}") from error
-    if not token:
-        raise InvalidRequest(f"the token file {file} is empty")
-    # A warning and not an error: secret managers mount files with modes that the operator cannot choose.
-    if file.stat().st_mode & 0o077:
-        _log.warning("the token file is readable by other users: chmod 600 it", extra={"file": str(file)})
-    return token
+        before = file.read_text()
+        if with_pins_of_all(before, pins) != before:
+            write_atomically(file, with_pins_of_all(before, pins).encode())
 
 
 def _make_token(file: Path) -> None:

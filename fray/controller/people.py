@@ -161,6 +161,11 @@ class People:
         record = self._record(key_id)
         return None if record is None or record["expires"] <= now else str(record["verifier"])
 
+    def owner_of(self, key_id: str) -> str:
+        """Return the user of a key or invitation, also of one that has expired; empty: there is none."""
+        record = self._record(key_id)
+        return "" if record is None else str(record["user"])
+
     def identify(self, key_id: str, now: float) -> tuple[AccessRole, str]:
         """Return role and user of a key that was proven, and note that it is used.
 

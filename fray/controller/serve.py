@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import trio
 from attrs import field, frozen
 
+from fray.controller.accepted_tokens import AcceptedTokens
 from fray.controller.connections.gateway import Gateway
 from fray.controller.context import ControllerContext
 from fray.controller.join_tokens import JoinTokens
@@ -57,7 +58,7 @@ async def run_controller(
     store: Store,
     network: Network,
     addresses: Sequence[str],
-    token: str,
+    token: str | AcceptedTokens,
     *,
     clock: Callable[[], float] | None = None,
     rng: random.Random | None = None,
@@ -76,6 +77,7 @@ async def run_controller(
     """Run the controller of the cluster in ``store`` until cancelled.
 
     Args:
+        token: of the cluster; as `AcceptedTokens` it may be replaced while this runs.
         clock: seconds since the epoch; default: anchored at the start, then as the monotonic clock.
         rng: source of ids and keys; default: the system's.
         declared, declares_all_nodes: the nodes that will join; a request that fits none of them is refused as never
@@ -106,7 +108,8 @@ async def run_controller(
     loop = Loop(context, clock)
     with unwrap_single_error():
         async with trio.open_nursery() as nursery:
-            gateway = Gateway(context, token, nursery, rng)
+            tokens = AcceptedTokens(lambda: (token,)) if isinstance(token, str) else token
+            gateway = Gateway(context, tokens, nursery, rng)
             started = ControllerStarted(
                 epoch=context.epoch,
                 declared=tuple(declared),
@@ -123,7 +126,7 @@ async def run_controller(
             for address in addresses:
                 serve = gateway.acceptor.handle
                 # One after the other, so that an address that is in use fails the start before the loop runs.
-                bound.append(await nursery.start(network.listen, address, gateway.authorize, serve))
+                bound.append(await nursery.start(network.listen, address, gateway.keys, serve))
             # After the listeners: new machines are given an address, and port 0 gets its number by listening.
             driver = ProviderDriver(
                 context,
@@ -139,6 +142,8 @@ async def run_controller(
             nursery.start_soon(context.bundles.run)
             if authority is not None:
                 nursery.start_soon(authority.run)
+            if isinstance(token, AcceptedTokens):
+                nursery.start_soon(token.run)
             running = RunningController(
                 tuple(bound),
                 context.epoch,

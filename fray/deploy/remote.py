@@ -10,12 +10,13 @@ from contextlib import asynccontextmanager
 from fray.deploy import stored_keys
 from fray.errors import InvalidRequest
 from fray.model.ids import Namespace
-from fray.model.join_tokens import split_pins
+from fray.model.join_tokens import split_tokens
 from fray.model.log_records import LogLine
 from fray.model.messages.client import Role
+from fray.net.cluster_token import CLUSTER_KEY, TOKEN_FILE_VARIABLE, ClusterToken, read_token_file
 from fray.net.controller_address import INSECURE_VARIABLE, controller_address
 from fray.net.process_identity import process_mark
-from fray.net.transport import Credential
+from fray.net.transport import Credential, CredentialSource
 from fray.net.transports.websocket import WebSocketNetwork
 from fray.runtime.open import RuntimeConfig, open_runtime
 from fray.runtime.runtime import Runtime
@@ -70,22 +71,27 @@ def secure_address(address: str, token_pins: Sequence[str]) -> str:
     return controller_address(host.strip("[]"), int(port), written, pins, os.environ, token_pins, insecure=insecure)
 
 
-def _find_credential(address: str, token: str | None) -> tuple[Credential, Sequence[str]]:
+def _find_credential(address: str, token: str | None) -> tuple[Credential | CredentialSource, Sequence[str]]:
     """Return the cluster's token if it is given, else this person's key; and the fingerprints that came with it.
 
     Raises:
-        InvalidRequest: neither is there.
+        InvalidRequest: neither is there, or a file cannot be read.
     """
     secret = token if token is not None else os.environ.get("FRAY_TOKEN", "")
     if secret:
-        # Tokens often come from files, with a newline at the end, and may contain fingerprints.
-        key, pins = split_pins(secret)
-        return Credential("cluster", key), pins
+        # Tokens often come from files, with a newline at the end, and may contain fingerprints. Of two, the first is
+        # the present one.
+        tokens, pins = split_tokens(secret)
+        return Credential(CLUSTER_KEY, tokens[0] if tokens else ""), pins
+    if file := os.environ.get(TOKEN_FILE_VARIABLE, ""):
+        # Read again for each dial, so that a driver of weeks survives the replacement of the token.
+        tokens, pins = read_token_file(file)
+        return ClusterToken(tokens, os.path.abspath(os.path.expanduser(file))), pins
     found = stored_keys.find_key(address)
     if found is None:
         raise InvalidRequest(
-            f"authentication required: `fray login {_spec_text(address)}` with an invitation, set FRAY_TOKEN, or pass "
-            "open_cluster(token=...); fray-controller prints at its start where its token is"
+            f"authentication required: `fray login {_spec_text(address)}` with an invitation, set FRAY_TOKEN or "
+            "FRAY_TOKEN_FILE, or pass open_cluster(token=...); fray-controller prints at its start where its token is"
         )
     return found.credential, found.pins
 

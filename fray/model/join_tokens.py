@@ -126,6 +126,31 @@ def with_pins(token: str, pins: Sequence[str]) -> str:
     return f"{secret}{MARK}{','.join(pins)}" if pins else secret
 
 
+TOKENS_LIMIT = 2
+"""Tokens of a cluster that count at a time: while one is replaced, the previous one does, too."""
+
+
+def split_tokens(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the secrets in the text of a cluster's token, and the fingerprints of the first.
+
+    Each line is a token: the present one, and while it is being replaced the previous one.
+
+    Raises:
+        InvalidRequest: there are more lines.
+    """
+    lines = [split_pins(line) for line in text.splitlines() if line.strip()]
+    if len(lines) > TOKENS_LIMIT:
+        raise InvalidRequest(
+            f"a token has at most {TOKENS_LIMIT} lines, the present one and the previous one, not {len(lines)}"
+        )
+    return tuple(secret for secret, _ in lines), lines[0][1] if lines else ()
+
+
+def with_pins_of_all(text: str, pins: Sequence[str]) -> str:
+    """Return the text of a cluster's token with these fingerprints in each line."""
+    return "".join(f"{with_pins(line, pins)}\n" for line in text.splitlines() if line.strip())
+
+
 def split_pins(text: str) -> tuple[str, tuple[str, ...]]:
     """Return the secret of a token and the fingerprints in its text, which are not checked."""
     secret, mark, pins = text.strip().rpartition(MARK)

@@ -25,8 +25,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum
+from typing import TypeAlias
 from urllib.parse import quote, unquote
 
 from attrs import define, field, frozen
@@ -144,15 +145,30 @@ def impostor(key_id: str) -> Unauthorized:
 
 # The listener --------------------------------------------------------------------------------------------------------
 
+Authorize: TypeAlias = Callable[[str], str | Sequence[str] | None]
+"""Key behind a key id, or all that count, while one is being replaced. None refuses the dialer."""
+
+
+class KeyRegister:
+    """Keys by their ids, an `Authorize` that is also informed of the outcome of each handshake."""
+
+    def __call__(self, key_id: str) -> str | Sequence[str] | None:
+        """Return the keys that count."""
+        raise NotImplementedError
+
+    def on_outcome(self, key_id: str, remote: str, key: str | None) -> None:
+        """Take the key that a dialer at ``remote`` has proven; None: it has proven none and was refused."""
+
 
 @define
 class Challenge:
     """Listener's side of one handshake; see `Authenticator.challenge`."""
 
     nonce: str
-    _authorize: Callable[[str], str | None]
+    _authorize: Authorize
     _names: Collection[str]
     _binding: str
+    _remote: str
     _answered: bool = field(default=False, init=False)
 
     def authenticate(self, request: AuthRequest) -> AuthResponse | Rejection:
@@ -162,18 +178,24 @@ class Challenge:
         """
         # Jobs never hold the cluster's token: each attempt has a key of its own, derived from its id and the store's
         # secret, so that no key is stored and a leaked one opens one attempt only.
-        key = self._authorize(request.key_id)
+        found = self._authorize(request.key_id)
         # One answer for each challenge, so a connection is one guess.
-        if key is None or self._answered:
+        if self._answered:
             return Rejection.KEY
         self._answered = True
         subjects = (self.nonce, request.nonce, request.key_id, request.names, self._binding)
-        if not (key == "" and request.key_id == "" and request.proof == ""):
-            if not matches(request.proof, prove(key, DIAL, *subjects)):
-                return Rejection.KEY
-            # After the proof: without the key, the names of this listener cannot be probed.
-            if not self._binding and read_names(request.names).isdisjoint(self._names):
-                return Rejection.ADDRESS
+        # A string without characters is a key, too, so that `or` would be wrong.
+        keys = () if found is None else (found,) if isinstance(found, str) else found
+        is_open = found == "" and request.key_id == "" and request.proof == ""
+        proven = (key for key in keys if is_open or matches(request.proof, prove(key, DIAL, *subjects)))
+        key = next(proven, None)
+        if isinstance(self._authorize, KeyRegister):
+            self._authorize.on_outcome(request.key_id, self._remote, key)
+        if key is None:
+            return Rejection.KEY
+        # After the proof: without the key, the names of this listener cannot be probed.
+        if not is_open and not self._binding and read_names(request.names).isdisjoint(self._names):
+            return Rejection.ADDRESS
         return AuthResponse(prove(key, LISTEN, *subjects))
 
 
@@ -181,17 +203,18 @@ class Challenge:
 class Authenticator:
     """Listener's side: makes the challenges of its connections."""
 
-    authorize: Callable[[str], str | None]
+    authorize: Authorize
     rng: random.Random
 
-    def challenge(self, names: Collection[str], binding: str = "") -> Challenge:
+    def challenge(self, names: Collection[str], binding: str = "", remote: str = "") -> Challenge:
         """Return the challenge for one connection.
 
         Args:
             names: of this listener, see the module.
             binding: SHA-256 fingerprint of the certificate that it shows there, empty without TLS.
+            remote: origin of the connection, for `KeyRegister`.
         """
-        return Challenge(mint(self.rng, NONCE_LENGTH), self.authorize, names, binding)
+        return Challenge(mint(self.rng, NONCE_LENGTH), self.authorize, names, binding, remote)
 
 
 # As HTTP headers -----------------------------------------------------------------------------------------------------

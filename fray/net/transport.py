@@ -14,7 +14,9 @@ from typing import Protocol, TypeAlias
 import trio
 from attrs import field, frozen
 
+from fray.errors import FrayError
 from fray.model.messages.client import ProcessMark
+from fray.net.auth import Authorize
 
 RELAY_SCHEME = "relay:"
 """Scheme of addresses that lead through the controller (`fray.net.tunnels`): ``relay:INCARNATION``, and with TLS
@@ -35,6 +37,31 @@ class Credential:
 
     key_id: str
     key: str = field(repr=False)
+
+
+class CredentialSource(Protocol):
+    """Credential that may be replaced while a channel lives, as a token in a file."""
+
+    def current(self) -> Credential:
+        """Return the credential for the next dial."""
+
+    def on_refused(self) -> bool:
+        """Take the refusal of the current one; return whether there is another to try now."""
+
+
+AnyCredential: TypeAlias = Credential | CredentialSource | None
+
+
+def current_credential(credential: AnyCredential) -> Credential | None:
+    """Return the credential for the next dial."""
+    return credential if credential is None or isinstance(credential, Credential) else credential.current()
+
+
+def has_other_credential(credential: AnyCredential, error: FrayError) -> bool:
+    """Return whether a dial that was refused may succeed with another credential of the source."""
+    if credential is None or isinstance(credential, Credential) or not error.details.get("key_refused"):
+        return False
+    return credential.on_refused()
 
 
 @frozen
@@ -71,10 +98,6 @@ class Transport(Protocol):
 
     def abort(self) -> None:
         """Drop the connection now; idempotent, never blocks."""
-
-
-Authorize: TypeAlias = Callable[[str], str | None]
-"""Key by key id; None refuses the dialer."""
 
 
 class Network(Protocol):

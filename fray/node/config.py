@@ -76,6 +76,10 @@ class NodeConfig:
     capacity: Capacity
     state_dir: str
     """Directory of this node alone; ignored by launchers without processes."""
+    previous_token: str = field(default="", repr=False)
+    """Token that counts as well while it is being replaced; empty: none."""
+    token_file: str = ""
+    """File of the tokens, which is read again for each dial; empty: they were given in another way."""
     join_token: str = field(default="", repr=False)
     """Token that lets this machine join once (`fray.node.joining`), instead of ``token``."""
     parent_pid: int | None = None

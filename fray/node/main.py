@@ -19,9 +19,10 @@ from attrs import evolve
 
 from fray.errors import FrayError, InvalidRequest
 from fray.model.ids import check_name
-from fray.model.join_tokens import split_pins
+from fray.model.join_tokens import split_pins, split_tokens
 from fray.model.resources import Capacity, Device, PortRange, parse_bytes
 from fray.net import daemon_logging
+from fray.net.cluster_token import TOKEN_FILE_VARIABLE, read_token_file
 from fray.net.controller_address import controller_address, is_loopback
 from fray.net.memory_protection import forbid_inspection
 from fray.net.switch_interval import shorten_switch_interval
@@ -133,7 +134,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--cache-dir", metavar="DIR", help="shared by all nodes of this machine (default: ~/.cache/fray)"
     )
-    parser.add_argument("--token-file", metavar="FILE", help="the cluster's token (default: FRAY_TOKEN)")
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="the cluster's token, read again when it is replaced (default: FRAY_TOKEN, else FRAY_TOKEN_FILE)",
+    )
     parser.add_argument(
         "--join-token-file",
         metavar="FILE",
@@ -217,8 +222,8 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
         raise InvalidRequest("no controller given: use --controller fray://HOST:PORT")
     join_token = _join_token(settings, environ)
     # A machine that joins has a key of its own, and never the cluster's.
-    token = "" if join_token else _token(settings.get("token_file"), environ)
-    token_pins = split_pins(join_token or token)[1]
+    token_file = "" if join_token else _token_file(settings.get("token_file"), environ)
+    tokens, token_pins = ((), split_pins(join_token)[1]) if join_token else _tokens(token_file, environ)
     insecure = bool(settings.get("insecure"))
     controller = parse_controller(settings["controller"], environ, token_pins, insecure=insecure)
     name = check_name(settings.get("name") or socket.gethostname(), "a node")
@@ -232,7 +237,9 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
     config = NodeConfig(
         name=name,
         controller=controller,
-        token=split_pins(token)[0],
+        token=tokens[0] if tokens else "",
+        previous_token=tokens[1] if len(tokens) > 1 else "",
+        token_file=token_file,
         join_token=join_token,
         capacity=capacity,
         detected_devices=_detected_devices(detected, capacity),
@@ -362,12 +369,23 @@ def _state_dir(settings: str | None, name: str, environ: Mapping[str, str]) -> s
     return str(Path(settings or f"{home}/fray/node-{name}").expanduser().absolute())
 
 
-def _token(file: str | None, environ: Mapping[str, str]) -> str:
-    token = Path(file).expanduser().read_text().strip() if file else environ.get("FRAY_TOKEN", "").strip()
-    if not token:
-        problem = f"the token file {file} is empty" if file else "no token given"
-        raise InvalidRequest(f"{problem}: set FRAY_TOKEN or use --token-file (fray-controller prints its token's path)")
-    return token
+def _token_file(given: str | None, environ: Mapping[str, str]) -> str:
+    """Return the file of the token; empty: it is in ``FRAY_TOKEN``."""
+    file = given or ("" if environ.get("FRAY_TOKEN", "").strip() else environ.get(TOKEN_FILE_VARIABLE, ""))
+    # Absolute, since it is read again.
+    return str(Path(file).expanduser().absolute()) if file else ""
+
+
+def _tokens(file: str, environ: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the cluster's tokens and the fingerprints that came with them. Raises InvalidRequest."""
+    if file:
+        return read_token_file(file)
+    tokens, pins = split_tokens(environ.get("FRAY_TOKEN", ""))
+    if not tokens:
+        raise InvalidRequest(
+            "no token given: set FRAY_TOKEN or use --token-file (fray-controller prints its token's path)"
+        )
+    return tokens, pins
 
 
 def _join_token(settings: Mapping[str, Any], environ: Mapping[str, str]) -> str:

@@ -11,7 +11,8 @@ from fray.errors import ChannelClosed, ConnectionFailed, FrayError, NodeNameInUs
 from fray.model.ids import mint
 from fray.model.messages.node import NodeGoodbye, NodeLeaves
 from fray.net.channel.public import Channel, RedialPolicy, run_dialed
-from fray.net.transport import Credential, Network
+from fray.net.cluster_token import ClusterToken
+from fray.net.transport import Credential, CredentialSource, Network
 from fray.node.certificate import NodeCertificate
 from fray.node.config import NodeConfig
 from fray.node.joining import find_credential, with_machine_attribute
@@ -104,7 +105,9 @@ async def _run_memberships(
         if leave.is_set():
             return
         joined_now = member.channel is not None
-        if is_final(error, joined_now):
+        # Also after the first membership has ended: the token was replaced while this machine was away, and comes back
+        # into its file.
+        if is_final(error, joined_now or (joined and bool(error.details.get("key_refused")))):
             raise error
         log.error(
             "node %s is no longer a member of the cluster and ends its %d attempts: %s",
@@ -124,10 +127,10 @@ async def _run_memberships(
 
 async def _find_credential(
     config: NodeConfig, network: Network, rng: random.Random, leave: trio.Event
-) -> Credential | None:
+) -> Credential | CredentialSource | None:
     """Return the credential for dialing; None if ``leave`` was set before the controller granted it."""
     if not config.join_token:
-        return Credential("cluster", config.token)
+        return ClusterToken(tuple(filter(None, (config.token, config.previous_token))), config.token_file)
     found, refused = None, None
     async with trio.open_nursery() as nursery:
 
@@ -156,7 +159,7 @@ def is_final(error: FrayError, was_member: bool) -> bool:
 
 async def _run_membership(
     member: ClusterMembership,
-    credential: Credential,
+    credential: Credential | CredentialSource,
     network: Network,
     rng: random.Random,
     leave: trio.Event,
@@ -194,7 +197,7 @@ async def _run_membership(
 
 async def _dial(
     member: ClusterMembership,
-    credential: Credential,
+    credential: Credential | CredentialSource,
     network: Network,
     rng: random.Random,
     task_status: trio.TaskStatus[Channel] = trio.TASK_STATUS_IGNORED,

@@ -16,13 +16,13 @@ from functools import partial
 import trio
 from attrs import Factory, frozen
 
-from fray.errors import ChannelClosed, FrayError, Refused, Unreachable
+from fray.errors import ChannelClosed, FrayError, Refused, Unauthorized, Unreachable
 from fray.model.environment import EnvironmentSpec
 from fray.model.ids import AttemptId, BlobId, Namespace, SessionId, mint, split_attempt
 from fray.model.messages.client import ClientHello, ProcessMark, Role
 from fray.net.channel.public import RedialPolicy
 from fray.net.controller_address import is_insecure
-from fray.net.transport import Credential, Network, is_relayed
+from fray.net.transport import AnyCredential, Network, current_credential, has_other_credential, is_relayed
 from fray.net.transports.routed_network import RoutedNetwork
 from fray.net.transports.tls_listener import TlsServer
 from fray.net.tunnels.transport import Tunnels
@@ -126,7 +126,7 @@ class RuntimeConfig:
 async def open_runtime(
     network: Network,
     addresses: Sequence[str],
-    credential: Credential | None,
+    credential: AnyCredential,
     config: RuntimeConfig,
     *,
     rng: random.Random,
@@ -339,12 +339,12 @@ def _actor_context(runtime: Runtime, on_thread: bool) -> object:
     return fray.api.actor_context.context_of(runtime)
 
 
-async def _check_reachable(network: Network, address: str, credential: Credential | None) -> None:
+async def _check_reachable(network: Network, address: str, credential: AnyCredential) -> None:
     """Dial once, so that a wrong address or token is reported at once and not after the channel's timeout."""
     give_up_at = trio.current_time() + REFUSED_FOR_S
     while True:
         try:
-            transport = await network.dial(address, credential, timeout_s=CONNECT_WITHIN_S)
+            transport = await network.dial(address, current_credential(credential), timeout_s=CONNECT_WITHIN_S)
         except Refused as error:
             if trio.current_time() >= give_up_at:
                 raise Unreachable(
@@ -353,6 +353,9 @@ async def _check_reachable(network: Network, address: str, credential: Credentia
                     address=address,
                 ) from error
             await trio.sleep(0.05)
+        except Unauthorized as error:
+            if not has_other_credential(credential, error):
+                raise
         else:
             # Without a goodbye: nothing was said on this connection.
             transport.abort()

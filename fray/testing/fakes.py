@@ -18,9 +18,10 @@ from fray.model.ids import AttemptId
 from fray.model.monitoring.health import Progress
 from fray.model.monitoring.progress_protocol import AttemptReport
 from fray.model.specs import AttemptSpec, EndReason, EntryKind, ObservedAttempt, Outcome, Phase
+from fray.net.auth import Authorize
 from fray.net.codec import blob_id
 from fray.net.large_values import download_to_memory
-from fray.net.transport import Authorize, Credential, Transport
+from fray.net.transport import Credential, Transport
 from fray.net.transports.memory import MemoryHost, MemoryNetwork, MemoryTransport
 from fray.node.attempts.values import send_from_memory
 from fray.node.health.http_check import BadAnswer

@@ -21,7 +21,7 @@ from fray.controller.certificate_authority import (
     load_given,
     rotate,
 )
-from fray.controller.options import find_token, parse, write_pins
+from fray.controller.options import make_token_reader, parse, write_pins
 from fray.errors import InvalidRequest
 from fray.model.join_tokens import split_pins, with_pins
 from fray.net.tls import certificates
@@ -110,11 +110,11 @@ def test_the_token_that_the_controller_makes_has_the_fingerprints(
 ) -> None:
     monkeypatch.delenv("FRAY_TOKEN", raising=False)
     options = parse(["--store", str(tmp_path)])
-    token = find_token(options)
+    (token,) = make_token_reader(options)()
     write_pins(options, ("ab" * 32, "cd" * 32))
     text = (tmp_path / "token").read_text()
     assert split_pins(text) == (token, ("ab" * 32, "cd" * 32))
-    assert find_token(options) == token
+    assert make_token_reader(options)() == (token,)
     assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
     write_pins(options, ("ef" * 32,))
     assert split_pins((tmp_path / "token").read_text()) == (token, ("ef" * 32,))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fray.controller.options import DEFAULT_LISTEN, check_address, find_token, parse
+from fray.controller.options import DEFAULT_LISTEN, check_address, make_token_reader, parse
 from fray.errors import InvalidRequest
 from fray.model.resources import parse_bytes
 from fray.scheduler.state.rows import SchedulerConfig
@@ -64,11 +64,14 @@ def test_a_token_is_taken_from_the_file_then_the_environment_then_the_store(
 ) -> None:
     (tmp_path / "given").write_text("from the file\n")
     monkeypatch.setenv("FRAY_TOKEN", "from the environment")
-    assert find_token(parse(["--token-file", str(tmp_path / "given"), "--store", str(tmp_path)])) == "from the file"
-    assert find_token(parse(["--store", str(tmp_path)])) == "from the environment"
+    assert make_token_reader(parse(["--token-file", str(tmp_path / "given"), "--store", str(tmp_path)]))() == (
+        "from the file",
+    )
+    assert make_token_reader(parse(["--store", str(tmp_path)]))() == ("from the environment",)
     monkeypatch.delenv("FRAY_TOKEN")
-    made = find_token(parse(["--store", str(tmp_path)]))
-    assert made == (tmp_path / "token").read_text().strip() == find_token(parse(["--store", str(tmp_path)]))
+    (made,) = make_token_reader(parse(["--store", str(tmp_path)]))()
+    assert made == (tmp_path / "token").read_text().strip()
+    assert make_token_reader(parse(["--store", str(tmp_path)]))() == (made,)
 
 
 @pytest.mark.parametrize(

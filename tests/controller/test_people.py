@@ -302,7 +302,7 @@ async def test_the_audit_log_says_who_did_what_with_what_outcome(tmp_path: Path)
 
 
 def _record(at: float, **more: str) -> AuditRecord:
-    return AuditRecord(at=at, user=more.pop("user", "ada"), role="user", action="Launch", outcome="done", **more)
+    return AuditRecord(at=at, role="user", action="Launch", **{"user": "ada", "outcome": "done", **more})
 
 
 async def test_the_audit_log_is_rotated_by_size_and_has_a_limit(tmp_path: Path) -> None:
@@ -323,12 +323,64 @@ async def test_strangers_cannot_fill_the_audit_log(tmp_path: Path) -> None:
     log = AuditLog(tmp_path)
     log.write(_record(0.0))
     for number in range(10_000):
-        log.write_stranger(_record(1.0 + number / 1000, user=""))
-    log.write_stranger(_record(100.0, user=""))
+        log.write_stranger(_record(1.0 + number / 1000, user="", remote=f"tcp:10.0.{number // 250}.{number % 250}:1"))
+    log.write_stranger(_record(100.0, user="", remote="tcp:10.1.0.0:1"))
     log.close()
     found = await log.read(ReadAudit(limit=10_000), 100.0)
     assert len(found) == 1 + STRANGERS_PER_MINUTE + 2
     assert found[-2].outcome == f"refused: {10_000 - STRANGERS_PER_MINUTE} more attempts in a minute"
+
+
+async def test_refusals_of_one_machine_are_one_line_a_minute_for_each_key(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path)
+    for number in range(100):
+        for key in ("", "user:ada"):
+            log.write_stranger(_record(number / 10, outcome="refused: x", remote=f"tcp:h:{number}", key=key), key)
+    log.write_stranger(_record(61.0, outcome="refused: x", remote="tcp:h:9"))
+    # That of the other key is written by the reader, since nothing comes after it.
+    found = await log.read(ReadAudit(), 70.0)
+    assert [(one.at, one.key, one.outcome) for one in found] == [
+        (0.0, "", "refused: x"),
+        (0.0, "user:ada", "refused: x"),
+        (61.0, "", "refused: x (99 more in that minute)"),
+        (61.0, "", "refused: x"),
+        (70.0, "user:ada", "refused: x (99 more in that minute)"),
+    ]
+
+
+async def test_dialers_that_are_refused_are_in_the_audit_log(autojump_clock: Any) -> None:
+    async with stage() as cluster:
+        admin = await admin_of(cluster)
+        ada, bob = await cluster.person("ada", "user", admin), await cluster.person("bob", "user", admin)
+        eve = await invite(admin, "eve", key_life_s=1.0)
+        own = await cluster.redeem(eve, "secret of eve")
+        await admin.ask(RevokeKeys(user="bob"))
+        await trio.sleep(2)
+        tried = {
+            "tool": Credential("cluster", "guess"),
+            "one": Credential(ada.key_id, "guess"),
+            "two": bob,
+            "three": Credential(own.key_id, derive_verifier("secret of eve", eve.key_id)),
+            "four": Credential("user:unknown", "guess"),
+            "five": Credential("attempt:work-1:0:0", "guess"),
+            "six": Credential("machine:gpu:0:n9", "guess"),
+            "seven": Credential("", ""),
+        }
+        for host, credential in tried.items():
+            for _ in range(3):
+                with pytest.raises(Unauthorized):
+                    await cluster.client(host=host, credential=credential)
+        found = (await admin.ask(ReadAudit())).records
+        assert [(one.remote, one.key, one.target, one.outcome) for one in found if one.action == "connect"] == [
+            ("memory:tool", "cluster", "", "refused: wrong proof"),
+            ("memory:one", ada.key_id, "key of ada", "refused: wrong proof"),
+            ("memory:two", bob.key_id, "", "refused: unknown or revoked key"),
+            ("memory:three", own.key_id, "key of eve", "refused: the key has expired"),
+            ("memory:four", "user:unknown", "", "refused: unknown or revoked key"),
+            ("memory:five", "attempt:work-1:0:0", "", "refused: the attempt has ended, or is unknown"),
+            ("memory:six", "machine:gpu:0:n9", "", "refused: wrong proof"),
+            ("memory:seven", "", "", "refused: no key"),
+        ]
 
 
 async def test_a_torn_line_of_the_audit_log_is_left_out(tmp_path: Path) -> None:

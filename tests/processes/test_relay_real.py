@@ -20,7 +20,8 @@ import fray
 from fray.api.cluster import Cluster, cluster_of
 from fray.errors import Unreachable
 from fray.model.messages.client import Role
-from fray.net.transport import Authorize, Credential, Transport
+from fray.net.auth import Authorize
+from fray.net.transport import Credential, Transport
 from fray.net.transports.websocket import WebSocketNetwork
 from fray.runtime.open import RuntimeConfig, open_runtime
 from tests.support import job_functions

@@ -144,3 +144,75 @@ async def test_a_machine_joins_by_a_token_with_the_fingerprint(lab: TlsLab, tmp_
         await trio.to_thread.run_sync(lab.wait_for, "gpu-7", "issued a certificate")
     log = (tmp_path / "controller.log").read_text()
     assert "issued a certificate for node gpu-7" in log
+
+
+class Gate:
+    """An actor with a call that ends when a file appears."""
+
+    async def wait(self, file: str) -> str:
+        while not await trio.Path(file).exists():  # noqa: ASYNC110 (the file is made by another process)
+            await trio.sleep(0.05)
+        return "open"
+
+
+async def wait_at(gate: object, file: str) -> str:
+    """A job with a call to an actor in another process under way."""
+    return str(await gate.wait(file))  # type: ignore[attr-defined]
+
+
+@pytest.mark.promise("P9")
+async def test_the_token_is_replaced_under_a_job_and_calls_in_flight(
+    lab: TlsLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def rotate(*more: str) -> str:
+        command = [
+            sys.executable,
+            "-m",
+            "fray.cli",
+            "key",
+            "rotate-token",
+            "--store",
+            str(lab.directory / "store"),
+            *more,
+        ]
+        return (await trio.run_process(command, capture_stdout=True)).stdout.decode()
+
+    old, copy, opened = lab.token, tmp_path / "copy", tmp_path / "opened"
+    copy.write_text(old)
+    lab.start_node("n1", "--token-file", str(copy))
+    monkeypatch.delenv("FRAY_TOKEN", raising=False)
+    monkeypatch.setenv("FRAY_TOKEN_FILE", str(copy))
+    with trio.fail_after(150):
+        async with fray.open_cluster(lab.spec) as cluster, cluster.open_scope() as scope:
+            await cluster.wait_for_nodes(1)
+            gate = await scope.create_actor(Gate, name="gate", resources=SMALL)
+            waiting = fray.Entrypoint.from_callable(wait_at, args=(gate, str(opened)))
+            job = await scope.launch(fray.JobRequest(name="waits", entrypoint=waiting, resources=SMALL))
+            call = gate.wait.start(str(opened))
+            assert "a new token, and the previous one" in await rotate()
+            await trio.to_thread.run_sync(lab.wait_for, "controller", "the cluster's token was replaced")
+            new = lab.token
+            assert split_pins(new.splitlines()[0])[0] != split_pins(old)[0]
+            for token in (old, new):
+                async with fray.open_cluster(lab.spec, token=token) as late:
+                    assert len(await late.nodes()) == 1
+            driver, node = await cluster.previous_token_users()
+            assert driver.startswith("driver of ")
+            assert node.startswith(f"node n1 (tcp:{HOST}:")
+            await trio.Path(copy).write_text(new)
+            while await cluster.previous_token_users():  # noqa: ASYNC110 (each dials again within 10 s)
+                await trio.sleep(0.2)
+            await rotate("--finish")
+            await trio.to_thread.run_sync(lab.wait_for, "controller", "a previous token of the cluster is accepted no")
+            with pytest.raises(Unauthorized, match="check the token, which may have been replaced"):
+                async with fray.open_cluster(lab.spec, token=old):
+                    pass
+            opened.touch()
+            assert await call == "open"
+            assert await job == "open"
+            assert not job.info.retries
+            records = [(one.action, one.outcome) for one in await cluster.audit_records(limit=10_000)]
+            assert ("connect", "refused: wrong proof") in records
+            assert records.count(("token", "done")) == 2
+    log = (lab.directory / "n1.log").read_text()
+    assert "no longer a member" not in log

@@ -23,7 +23,7 @@ from fray.model.specs import DesiredAttempt, EndReason, EntryKind, JobInfo, JobS
 from fray.net.channel.public import Channel, RedialPolicy, run_dialed
 from fray.net.channel.requests import Requests
 from fray.net.codec import Bytes, Kind, blob_id, decode_message, encode_message
-from fray.net.transport import Credential
+from fray.net.transport import AnyCredential, Credential
 from fray.net.transports.memory import MemoryNetwork
 from fray.node.logs.pages import read_page
 from fray.scheduler.state.rows import SchedulerConfig
@@ -285,9 +285,8 @@ class Stage:
         try:
             with self._scope:
                 network = self.network.at("controller")
-                await run_controller(
-                    self.store, network, [ADDRESS], TOKEN, rng=self.rng, task_status=task_status, **self.options
-                )
+                options = {"token": TOKEN, **self.options}
+                await run_controller(self.store, network, [ADDRESS], rng=self.rng, task_status=task_status, **options)
         finally:
             self._down.set()
 
@@ -307,7 +306,7 @@ class Stage:
         namespace: str | None = None,
         grace_s: float = 30.0,
         process: ProcessMark | None = None,
-        credential: Credential | None = None,
+        credential: AnyCredential = None,
         user: str = "",
     ) -> Client:
         hello = ClientHello(
@@ -350,7 +349,7 @@ class Stage:
         holds: Sequence[str] = (),
         process: ProcessMark | None = None,
         obedient: bool = True,
-        credential: Credential | None = None,
+        credential: AnyCredential = None,
         log_archive: str = "",
         lease_s: float = 600.0,
         attributes: Mapping[str, str] | None = None,
@@ -380,11 +379,11 @@ class Stage:
         await self.dial(node, name, credential)
         return node
 
-    async def dial(self, peer: Peer, host: str, credential: Credential | None = None) -> None:
+    async def dial(self, peer: Peer, host: str, credential: AnyCredential = None) -> None:
         """Hold the peer's channel in the background; raises what its first connection is refused for."""
         await self.nursery.start(self._hold, peer, host, credential or Credential("cluster", TOKEN))
 
-    async def _hold(self, peer: Peer, host: str, credential: Credential, task_status: trio.TaskStatus[None]) -> None:
+    async def _hold(self, peer: Peer, host: str, credential: AnyCredential, task_status: trio.TaskStatus[None]) -> None:
         failed: list[FrayError] = []
         with peer.scope:
             async with trio.open_nursery() as nursery:

@@ -12,7 +12,8 @@ from trio_websocket import ConnectionClosed, WebSocketConnection
 
 from fray.errors import ConnectionFailed, MessageTooLarge, ProtocolMismatch, Unreachable
 from fray.net import auth
-from fray.net.transport import Authorize, Bytes, Credential, PeerIdentity, Transport
+from fray.net.auth import Authorize
+from fray.net.transport import Bytes, Credential, PeerIdentity, Transport
 from fray.net.transports import sockets
 from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES, too_large
 from fray.net.transports.sockets import Address

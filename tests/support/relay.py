@@ -14,7 +14,8 @@ from attrs import define, field
 from fray.controller.serve import RunningController, run_controller
 from fray.controller.store import Store
 from fray.model.messages.client import ActorEndpoint, Role
-from fray.net.transport import Authorize, Credential, Transport
+from fray.net.auth import Authorize
+from fray.net.transport import Credential, Transport
 from fray.net.transports.memory import MemoryNetwork
 from fray.net.tunnels.transport import Tunnels
 from fray.runtime.actors.server import host_of

@@ -1,9 +1,8 @@
 """Verbs for administrators of machines and controllers.
 
 - `doctor`: one line for each thing that is wrong on this machine or on its way to the cluster.
-- `backup`: the store of a controller into one file, and back.
-
+- `backup`: the store of a controller into one file, and back. `rotation`: replacing the token in it.
 - `people`: login, users, keys, namespaces, the audit log.
 
-`backup` uses no connection to a cluster; `doctor` makes its own.
+`backup` and `rotation` use no connection to a cluster; `doctor` makes its own.
 """

@@ -82,6 +82,8 @@ async def list_keys(cluster: Cluster, options: argparse.Namespace) -> int:
         say_json(found)
     else:
         say(table(["KEY", "USER", "MACHINE", "MADE", "EXPIRES", "LAST SEEN"], list(map(_key_row, found)), width()))
+    for user in await cluster.previous_token_users():
+        note(f"the previous token of the cluster is used by {user}")
     return 0
 
 

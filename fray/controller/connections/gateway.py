@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 
 import trio
 
+from fray.controller.accepted_tokens import AcceptedTokens
 from fray.controller.connections.access import AccessScope, job_of
 from fray.controller.connections.client import ClientConnection
 from fray.controller.connections.client_logs import LogFeed
 from fray.controller.connections.client_requests import handle_request
 from fray.controller.connections.defects import Defects
+from fray.controller.connections.keys import ConnectionKeys
 from fray.controller.connections.node import NodeConnection
 from fray.controller.connections.session_errors import internal_error, session_ended, session_unknown
 from fray.controller.connections.subscriptions import SubscriptionIndex
 from fray.controller.connections.validation import (
-    ATTEMPT_KEY,
-    CLUSTER_KEY,
     check_capacity,
     check_client,
     default_namespace,
@@ -50,7 +50,7 @@ from fray.errors import (
     Unreachable,
 )
 from fray.model.access.roles import Access, AccessRole, Identity, access_of
-from fray.model.access.user_keys import INVITATION_KEY, USER_KEY
+from fray.model.access.user_keys import USER_KEY
 from fray.model.ids import AttemptId, JobId, Namespace, NodeName, SessionId, check_name, split_attempt
 from fray.model.messages.client import ClientHello, ControllerHello, Launch, ProcessMark, Role, Stacks
 from fray.model.messages.node import CaptureRequest, JoinRequest, NodeHello, StackCapture
@@ -64,6 +64,7 @@ from fray.net.channel.public import (
     HandlerFactory,
 )
 from fray.net.channel.requests import Requests
+from fray.net.cluster_token import CLUSTER_KEY
 from fray.net.codec import TextRule, decode_checked, encode_message
 from fray.net.process_identity import ProcessWatch, wait_process_exited
 from fray.net.tls.identity import NODE_URI
@@ -106,12 +107,15 @@ class Gateway:
     """Registry of all connections of one controller.
 
     Args:
-        token: of the cluster; attempts have keys of their own.
+        tokens: of the cluster; attempts have keys of their own.
     """
 
-    def __init__(self, context: ControllerContext, token: str, nursery: trio.Nursery, rng: random.Random) -> None:
+    def __init__(
+        self, context: ControllerContext, tokens: AcceptedTokens, nursery: trio.Nursery, rng: random.Random
+    ) -> None:
         self._context = context
-        self._token = token
+        self.keys = ConnectionKeys(context, tokens, lambda: {one.channel.remote for one in self._all_connections()})
+        tokens.on_change = self._on_tokens_changed
         self._nursery = nursery
         self._subscriptions: SubscriptionIndex[ClientConnection] = SubscriptionIndex()
         self._log_feed = LogFeed(context)
@@ -131,33 +135,6 @@ class Gateway:
         return f"<Gateway {len(self._clients)} clients, {len(self._nodes)} nodes>"
 
     # Greetings
-
-    def authorize(self, key_id: str) -> str | None:
-        """Return the key behind a key id; None for attempts that have ended and for unknown ids."""
-        if key_id == CLUSTER_KEY:
-            return self._token
-        key = self._key_of(key_id)
-        if key is None:
-            record = AuditRecord(
-                at=self._context.inbox.current_time(),
-                user="",
-                role="",
-                action="connect",
-                outcome="refused: unknown or expired key",
-                key=key_id,
-            )
-            self._context.audit.write_stranger(record)
-        return key
-
-    def _key_of(self, key_id: str) -> str | None:
-        if key_id.startswith((USER_KEY, INVITATION_KEY)):
-            return self._context.people.key_of(key_id, self._context.inbox.current_time())
-        attempt = key_id.removeprefix(ATTEMPT_KEY)
-        # Neither the cluster's nor an attempt's: the key of a join token, or of a machine that has joined with one.
-        if attempt == key_id:
-            return self._context.join_tokens.key_of(key_id)
-        # Keys of attempts end with them: a process that outlives its attempt gets no connection (P5).
-        return self._context.attempt_key(attempt) if self._context.state.is_attempt_living(attempt) else None
 
     def _on_greeting(self, claim: PeerIdentity, greeting: bytes) -> tuple[bytes, HandlerFactory]:
         if self._connections >= CONNECTIONS_LIMIT:
@@ -425,6 +402,30 @@ class Gateway:
                 # In order, so that the client is sent the answer to its own request, and the reason. What its session
                 # owns ends with it.
                 self._nursery.start_soon(connection.channel.close, reason, error)
+
+    def previous_token_users(self) -> tuple[str, ...]:
+        found = {f"node {name}": node.channel for name, node in self._nodes.items()}
+        for one in self._clients.values():
+            found[f"{one.hello.role} of {one.identity.user or 'no user'}, {one.session}"] = one.channel
+        return tuple(
+            f"{what} ({channel.remote})"
+            for what, channel in sorted(found.items())
+            if channel.connected and channel.key_id == CLUSTER_KEY and self.keys.has_previous_token(channel.remote)
+        )
+
+    def _all_connections(self) -> Iterator[ClientConnection | NodeConnection]:
+        yield from self._clients.values()
+        yield from self._nodes.values()
+
+    def _on_tokens_changed(self, dropped: tuple[str, ...]) -> None:
+        what = "the previous one is accepted no longer" if dropped else "replaced; the previous one is accepted, too"
+        at = self._context.inbox.current_time()
+        self._context.audit.write(AuditRecord(at=at, user="", role="", action="token", outcome="done", target=what))
+        # Peers with the present token continue their sessions on another connection, and those without are refused.
+        self.acceptor.drop_connections(
+            lambda channel: channel.key_id == CLUSTER_KEY and self.keys.has_token_of(channel.remote, dropped),
+            "the token with which it was opened is accepted no longer",
+        )
 
     def start_soon(
         self, task: Callable[..., Awaitable[object]], origin: RequestOrigin, ref: int, *args: object

@@ -51,6 +51,9 @@ class ConnectionHub(Protocol):
     def drop_keys(self, key_ids: Collection[str], reason: str) -> None:
         """End the connections that were opened with these keys."""
 
+    def previous_token_users(self) -> tuple[str, ...]:
+        """Return the present connections that were opened with the cluster's previous token, as text."""
+
     def next_revision(self) -> int:
         """Return the number of the next `DesiredState`; it grows for as long as this controller runs."""
 

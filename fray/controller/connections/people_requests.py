@@ -34,7 +34,9 @@ def list_users(client: ClientConnection, ref: int, message: people.ListUsers, bl
 
 
 def list_keys(client: ClientConnection, ref: int, message: people.ListKeys, blobs: Sequence[Bytes]) -> Answer:
-    return people.UserKeys(keys=client.context.people.keys(client.context.inbox.current_time(), message.user)), ()
+    keys = client.context.people.keys(client.context.inbox.current_time(), message.user)
+    users = client.hub.previous_token_users() if scope_for(client, people.ListKeys) is None else ()
+    return people.UserKeys(keys=keys, previous_token=users), ()
 
 
 def revoke_keys(client: ClientConnection, ref: int, message: people.RevokeKeys, blobs: Sequence[Bytes]) -> Answer:

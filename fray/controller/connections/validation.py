@@ -22,10 +22,10 @@ from fray.model.reservations import ReservationSpec, check_reservation
 from fray.model.resources import AMOUNT_LIMIT, Capacity, Demand, short_repr
 from fray.model.specs import EntryKind, JobSpec
 from fray.net.channel.session import HEARTBEAT_S
+from fray.net.cluster_token import CLUSTER_KEY
 from fray.scheduler.lifecycle import SessionPhase
 from fray.scheduler.state.rows import Session
 
-CLUSTER_KEY = "cluster"
 """Key id of the cluster's token."""
 ATTEMPT_KEY = "attempt:"
 """Prefix of the key ids of attempts; the attempt id follows."""

@@ -83,6 +83,8 @@ class KeyInfo:
 @frozen(kw_only=True)
 class UserKeys:
     keys: tuple[KeyInfo, ...]
+    previous_token: tuple[str, ...] = ()
+    """Connections that were opened with the cluster's previous token, as text; for admins."""
 
 
 @frozen(kw_only=True)

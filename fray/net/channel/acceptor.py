@@ -115,6 +115,12 @@ class Acceptor:
             for channel in list(self._channels.values()):
                 nursery.start_soon(channel.close, reason)
 
+    def drop_connections(self, is_meant: Callable[[Channel], bool], reason: str) -> None:
+        """Drop the present connections of some channels. A dialer whose key still counts continues on another one."""
+        for session in list(self._sessions.values()):
+            if session.channel.connected and is_meant(session.channel):
+                session.connection.drop(ConnectionFailed(reason))
+
     async def _read_hello(self, transport: Transport) -> tuple[Hello, bytes]:
         with trio.move_on_after(HELLO_S):
             return parse_hello(await transport.receive())

@@ -33,7 +33,15 @@ from fray.net.channel.session import (
 )
 from fray.net.channel.versions import is_version_refusal, own_fields, release_of
 from fray.net.codec import ACK, Kind
-from fray.net.transport import Credential, Network, Transport, is_relayed
+from fray.net.transport import (
+    AnyCredential,
+    Credential,
+    CredentialSource,
+    Network,
+    Transport,
+    current_credential,
+    is_relayed,
+)
 
 RELAY_AFTER_S = 0.5
 """Head start of direct addresses before the relay is tried in parallel; it is tried at once when they all have
@@ -44,6 +52,8 @@ SUSPENDED_S = 2.5
 """Delay of a wake-up from which on this process is assumed to have been suspended."""
 AFTER_SUSPENSION_S = 30.0
 """Seconds of dialing after a suspension longer than ``give_up_s`` (`RedialPolicy.excludes_suspension`)."""
+CREDENTIAL_CHECK_S = 10.0
+"""Seconds between looks at a credential that may be replaced."""
 PROTOCOL_ERRORS_LIMIT = 3
 """Connections in a row that end by a protocol error, without any progress, after which the channel ends."""
 
@@ -122,7 +132,7 @@ def is_final(error: FrayError) -> bool:
 async def run_dialed(
     network: Network,
     addresses: Sequence[str],
-    credential: Credential | None,
+    credential: AnyCredential,
     *,
     greeting: Callable[[], bytes],
     handler: Handler | HandlerFactory,
@@ -187,7 +197,7 @@ def _do_nothing() -> None:
 class _Dialer:
     network: Network
     addresses: tuple[str, ...]
-    credential: Credential | None
+    credential: AnyCredential
     greeting: Callable[[], bytes]
     handler: Handler | HandlerFactory
     incarnation: str
@@ -195,6 +205,8 @@ class _Dialer:
     policy: RedialPolicy
     rng: random.Random
     session: str
+    dialed: Credential | None = None
+    """Credential of the last dial."""
     channel: Channel | None = None
     instance: str = ""
     dials: int = 0
@@ -254,7 +266,11 @@ class _Dialer:
         ahead = _DialedAhead(connection)
         async with trio.open_nursery() as nursery:
             connection.on_silent = lambda: nursery.start_soon(self._dial_ahead, ahead, channel)
+            watching = trio.CancelScope()
+            if not isinstance(self.credential, Credential | None):
+                nursery.start_soon(self._watch_credential, self.credential, connection, watching)
             await connection.run()
+            watching.cancel()
             ahead.error = ahead.error or self._on_connection_lost(connection, channel)
             if ahead.error is not None:
                 nursery.cancel_scope.cancel()
@@ -262,6 +278,16 @@ class _Dialer:
         if ahead.error is not None:
             raise ahead.error
         return ahead.connected or await self._connect()
+
+    async def _watch_credential(
+        self, source: CredentialSource, connection: Connection, scope: trio.CancelScope
+    ) -> None:
+        """Drop the connection when the credential was replaced: the next one proves that this side has the new one."""
+        with scope:
+            while True:
+                await trio.sleep(CREDENTIAL_CHECK_S)
+                if source.current() != self.dialed:
+                    connection.drop(Unreachable("its credential was replaced"))
 
     async def _dial_ahead(self, ahead: _DialedAhead, channel: Channel) -> None:
         failures, late = self.failures, self.late
@@ -454,6 +480,11 @@ class _Dialer:
             # What cannot prove the listener's key or certificate says nothing about it. Otherwise a machine on the
             # path, which cannot read or change anything, could still end a node's membership with all it runs.
             return Failure(error, False)
+        if error.details.get("key_refused") and not isinstance(self.credential, Credential | None):
+            # A token is replaced in one file after the other: a peer that had the right one gets it again.
+            has_other = self.credential.on_refused()
+            if has_other or self.channel is not None:
+                return Failure(error, False)
         proves_end = isinstance(error, Refused) and error.details.get("proves_end") is True
         if not self.by_relay or is_relayed(address) or not self.policy.refused_is_final:
             return Failure(error, is_final(error), proves_end, by_controller=is_relayed(address))
@@ -486,7 +517,8 @@ class _Dialer:
         transport = None
         # Includes the answer to the hello: a listener may be suspended, or overloaded, right after the handshake.
         with trio.move_on_after(timeout_s):
-            transport = await self.network.dial(address, self.credential, timeout_s=timeout_s)
+            self.dialed = current_credential(self.credential)
+            transport = await self.network.dial(address, self.dialed, timeout_s=timeout_s)
             try:
                 async with round_.hello_lock:
                     # The other one of two parallel dials has decided the round. This one has not sent its hello yet, so

@@ -18,7 +18,8 @@ from attrs import define, field, frozen
 
 from fray.errors import ConnectionFailed, InvalidRequest, MessageTooLarge, Refused, Unauthorized, Unreachable
 from fray.net import auth
-from fray.net.transport import Authorize, Bytes, Credential, PeerIdentity, Transport
+from fray.net.auth import Authorize
+from fray.net.transport import Bytes, Credential, PeerIdentity, Transport
 from fray.net.transports.listener import AuthenticatedListener
 
 TRANSPORT_LIMIT_BYTES = 1024 * 1024
@@ -390,12 +391,14 @@ class MemoryNetwork:
         if listener is None or self._listeners.get(address) is not listener:
             raise Refused(f"connection refused: nothing is listening on {address}", address=address, proves_end=True)
         key_id, key = (credential.key_id, credential.key) if credential else ("", "")
-        challenge = listener.authenticator.challenge({address})
+        challenge = listener.authenticator.challenge({address}, remote=f"memory:{source}")
         proof = auth.DialerProof(key_id, key, (address,))
         request = proof.answer(challenge.nonce, self.rng) if credential else auth.AuthRequest()
         response = challenge.authenticate(request)
         if isinstance(response, auth.Rejection):
-            raise Unauthorized(f"{address} does not accept the key {key_id!r}: check the token", address=address)
+            raise Unauthorized(
+                f"{address} does not accept the key {key_id!r}: check the token", address=address, key_refused=True
+            )
         if credential is not None:
             proof.verify(response)
         return self._join(source, host, address, key_id, listener)

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from fray.net.transport import Authorize, Credential, Network, Transport
+from fray.net.auth import Authorize
+from fray.net.transport import Credential, Network, Transport
 
 
 class RoutedNetwork:

@@ -19,10 +19,11 @@ import trio
 
 from fray.errors import FrayError, InvalidRequest, ProtocolMismatch, Unauthorized, Unreachable
 from fray.net import auth
+from fray.net.auth import Authorize
 from fray.net.limited_log import LimitedLog
 from fray.net.process_identity import process_behind
 from fray.net.tls.explain import explain_dial, explain_serve
-from fray.net.transport import Authorize, Credential, PeerIdentity, Transport
+from fray.net.transport import Credential, PeerIdentity, Transport
 from fray.net.transports import local_handshake, sockets
 from fray.net.transports.http_upgrade import HandshakeLost, UpgradeRejected
 from fray.net.transports.listener import HANDSHAKE_S
@@ -142,7 +143,7 @@ class WebSocketNetwork:
                 await wait_greeting(sock)
                 if listener.tls is not None:
                     sock = await listener.tls.accept(sock)
-                upgraded = await _handshake_of(sock).server_handshake(sock, listener.challenge(sock))
+                upgraded = await _handshake_of(sock).server_handshake(sock, listener.challenge(sock, remote))
             if upgraded is not None:
                 key_id, surplus = upgraded
                 uris = shown_uris(sock) if isinstance(sock, TlsSocket) else ()
@@ -212,14 +213,15 @@ class Listener:
         self._names = names
         self._file_name = ""
 
-    def challenge(self, sock: socket.socket) -> auth.Challenge:
+    def challenge(self, sock: socket.socket, remote: str = "") -> auth.Challenge:
         """Return the challenge for an accepted connection, after its TLS handshake."""
         if self._file_name:
-            return self._authenticator.challenge({self._file_name})
+            return self._authenticator.challenge({self._file_name}, remote=remote)
         # Of the connection and not of the listener, which may be bound to all addresses.
         own = sockets.local_name(sock)
         port = int(own.rpartition(":")[2])
-        return self._authenticator.challenge({own, *(named(name, port) for name in self._names)}, binding_of(sock))
+        names = {own, *(named(name, port) for name in self._names)}
+        return self._authenticator.challenge(names, binding_of(sock), remote)
 
     async def run(self, address: Address, task_status: trio.TaskStatus[str]) -> None:
         with sockets.listening(address) as (listener, bound):
@@ -278,7 +280,12 @@ def explain(error: BaseException, address: str) -> FrayError:
     if isinstance(error, FrayError):
         return error
     if isinstance(error, UpgradeRejected) and error.status in (401, 403):
-        return Unauthorized(f"{address} does not accept the key: check the token", address=address)
+        return Unauthorized(
+            f"{address} does not accept the key: check the token, which may have been replaced, or the key, which may "
+            "have expired or been revoked",
+            address=address,
+            key_refused=True,
+        )
     if isinstance(error, UpgradeRejected) and error.status == auth.Rejection.ADDRESS.value:
         return Unauthorized(
             f"{address} leads to a server that does not know itself by this address: if a router or a forwarded port "

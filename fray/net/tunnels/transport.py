@@ -34,9 +34,10 @@ from fray.errors import (
 )
 from fray.model.messages.tunnels import OpenTunnel
 from fray.net import auth
+from fray.net.auth import Authorize
 from fray.net.channel.channel import Channel
 from fray.net.codec import Bytes
-from fray.net.transport import RELAY_SCHEME, Authorize, Credential, PeerIdentity, Transport
+from fray.net.transport import RELAY_SCHEME, Credential, PeerIdentity, Transport
 from fray.net.transports.listener import AuthenticatedListener
 from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES, too_large
 from fray.net.tunnels.byte_stream import ByteStreamTunnel

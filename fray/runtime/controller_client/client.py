@@ -38,7 +38,7 @@ from fray.net.channel.public import Channel, RedialPolicy, run_dialed
 from fray.net.channel.requests import Requests, copy_error
 from fray.net.channel.session import STALE_S
 from fray.net.codec import Bytes, Kind, decode_message, encode_message
-from fray.net.transport import Credential, Network
+from fray.net.transport import AnyCredential, Network
 from fray.net.tunnels.transport import Tunnels
 from fray.runtime.controller_client.jobs import JobTracker
 from fray.runtime.controller_client.logs import LogSubscriptions, OnLog
@@ -162,7 +162,7 @@ class ControllerClient:
         self,
         network: Network,
         addresses: Sequence[str],
-        credential: Credential | None,
+        credential: AnyCredential,
         *,
         policy: RedialPolicy,
         rng: random.Random,
