@@ -7,6 +7,7 @@ Scenarios of the network laboratory (tests/network/) run with ``--network``, a f
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import signal
@@ -53,6 +54,15 @@ pytest.register_assert_rewrite("v2_contract")  # imported by several files, so b
 
 settings.register_profile("fixed", deadline=None, derandomize=True, print_blob=True, database=None)
 settings.register_profile("random", deadline=None, print_blob=True)
+
+
+@pytest.fixture(autouse=True)
+def unchanged_log() -> Iterator[None]:
+    """Restore the logger that ``main`` of a daemon, called in this process, sends to standard error alone."""
+    logger = logging.getLogger("fray")
+    before = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.level, logger.propagate = before
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

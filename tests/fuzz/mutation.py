@@ -94,9 +94,12 @@ def mutate_json(text: bytes, others: Sequence[bytes], rng: random.Random) -> byt
     if rng.random() < 0.25:
         return mutate(text, others, rng)
     try:
-        data, other = json.loads(text), json.loads(rng.choice(others) if others else b"{}")
+        return _mutate_values(json.loads(text), json.loads(rng.choice(others) if others else b"{}"), rng)
     except (ValueError, RecursionError):
         return mutate(text, others, rng)
+
+
+def _mutate_values(data: Any, other: Any, rng: random.Random) -> bytes:
     for _ in range(rng.choice((1, 1, 2, 3))):
         places = list(_places(data))
         if not places:

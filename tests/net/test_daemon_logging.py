@@ -5,19 +5,8 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
-
-import pytest
 
 from fray.net import daemon_logging
-
-
-@pytest.fixture(autouse=True)
-def unchanged() -> Iterator[None]:
-    logger = logging.getLogger("fray")
-    before = logger.handlers[:], logger.level, logger.propagate
-    yield
-    logger.handlers[:], logger.level, logger.propagate = before
 
 
 class Terminal(io.StringIO):
