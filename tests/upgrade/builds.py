@@ -69,26 +69,24 @@ def wait_until(is_so: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 @define
 class Cluster:
     """Daemons and drivers of several builds, on one store and one port."""
 
     directory: Path
+    store: Path
+    port: int = field(factory=_free_port)
     running: dict[str, subprocess.Popen[bytes]] = field(factory=dict)
-    port: int = 0
-
-    def __attrs_post_init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
 
     @property
     def spec(self) -> str:
         return f"fray://127.0.0.1:{self.port}"
-
-    @property
-    def store(self) -> Path:
-        return self.directory / "store"
 
     def environ(self, tree: Path) -> dict[str, str]:
         return {**os.environ, "PYTHONPATH": str(tree), "FRAY_TOKEN": TOKEN, "FRAY_CLUSTER_SPEC": self.spec}
@@ -170,7 +168,7 @@ class Cluster:
 @contextmanager
 def open_cluster(directory: Path) -> Iterator[Cluster]:
     """A cluster without processes yet; all that are started are ended."""
-    cluster = Cluster(directory)
+    cluster = Cluster(directory, directory / "store")
     try:
         yield cluster
     finally:

@@ -1,8 +1,8 @@
 """Driver that works while its cluster is upgraded: long jobs, an actor with state, calls to it one after the other.
 
-``python driver_during_upgrade.py DIRECTORY``: it ends when the file ``finish`` appears there, and writes
-``summary.json``. Run by ``python`` and not imported, so that its functions are pickled by value and every build can run
-them.
+``python driver_during_upgrade.py DIRECTORY JOBS RESTARTS``: it ends when the file ``finish`` appears there, and writes
+``summary.json``. RESTARTS is ``max_restarts`` of the actor. Run by ``python`` and not imported, so that its functions
+are pickled by value and every build can run them.
 """
 
 import json
@@ -15,9 +15,8 @@ import trio
 import fray
 from fray import ActorConfig, Entrypoint, JobRequest, ResourceConfig
 
-DIRECTORY = Path(sys.argv[1])
+DIRECTORY, JOBS, RESTARTS = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 SMALL = ResourceConfig.with_cpu(cpu=0.2, memory="100MB")
-JOBS = 3
 
 
 def work(directory: str, name: str) -> str:
@@ -55,7 +54,7 @@ class Ledger:
 
 async def main() -> None:
     async with fray.open_cluster() as cluster, cluster.open_scope("upgrade") as scope:
-        await cluster.wait_for_nodes(2)
+        await cluster.wait_for_nodes(1)
         jobs = [
             await scope.launch(
                 JobRequest(
@@ -64,7 +63,7 @@ async def main() -> None:
             )
             for number in range(JOBS)
         ]
-        config = ActorConfig(max_restarts=-1)
+        config = ActorConfig(max_restarts=RESTARTS)
         ledger = await scope.create_actor(Ledger, str(DIRECTORY), name="ledger", resources=SMALL, actor_config=config)
         number = 0
         while not (DIRECTORY / "finish").exists():

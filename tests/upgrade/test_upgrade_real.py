@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from fray.model.messages.session import VERSION
 from fray.net.channel.versions import WIRE_VERSIONS
@@ -61,74 +62,118 @@ def hello(cluster: Cluster, tree: Path) -> str:
     return done.stdout + done.stderr
 
 
-def calls(cluster: Cluster) -> int:
-    file = cluster.directory / "progress"
-    return int(file.read_text()) if file.exists() else 0
+class Work:
+    """A driver with jobs and an actor, which it calls until `finish`."""
+
+    def __init__(self, cluster: Cluster, name: str, tree: Path, jobs: int = 3, restarts: int = -1) -> None:
+        self.cluster, self.name, self.tree, self.jobs = cluster, name, tree, jobs
+        self.directory = cluster.directory / name
+        self.directory.mkdir()
+        self.process = cluster.start(f"{name}-driver", tree, str(DRIVER), str(self.directory), str(jobs), str(restarts))
+        self.wait_calls()
+        wait_until(lambda: len(self.starts()) == jobs + 1, "the jobs and the actor run")
+
+    def wait_calls(self, more: int = 20) -> None:
+        """Wait until the driver has got answers to further calls."""
+        enough = self._calls() + more
+        wait_until(lambda: self.process.poll() is not None or self._calls() >= enough, f"{more} further calls")
+        assert self.process.poll() is None, self.cluster.log(f"{self.name}-driver")
+
+    def _calls(self) -> int:
+        file = self.directory / "progress"
+        return int(file.read_text()) if file.exists() else 0
+
+    def starts(self) -> list[tuple[str, Path]]:
+        """Each start of a job or actor, and the tree of the build that ran it."""
+        file = self.directory / "starts"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [(name, Path(module).parents[1]) for name, module in (line.split(" ", 1) for line in lines)]
+
+    def finish(self) -> None:
+        """End it, and check that all jobs have succeeded and each call has run once."""
+        (self.directory / "finish").touch()
+        assert self.process.wait(timeout=WITHIN_S) == 0, self.cluster.log(f"{self.name}-driver")
+        summary = json.loads((self.directory / "summary.json").read_text())
+        assert Path(summary["fray"]).parents[1] == self.tree
+        assert summary["results"] == [f"work-{number} has finished" for number in range(self.jobs)]
+        assert summary["states"] == ["succeeded"] * self.jobs
+        assert summary["sum"] == 6
+        # In the actor's state, which moves with it, and in the file that it has written.
+        every = list(range(summary["calls"]))
+        assert summary["state"] == every
+        assert [int(line) for line in (self.directory / "effects").read_text().split()] == every
 
 
-def wait_calls(cluster: Cluster, more: int = 20) -> None:
-    """Wait until the driver has got answers to further calls."""
-    enough = calls(cluster) + more
-    driver = cluster.running["driver"]
-    wait_until(lambda: driver.poll() is not None or calls(cluster) >= enough, f"{more} further calls")
-    assert driver.poll() is None, cluster.log("driver")
+def replace_controller(cluster: Cluster, tree: Path) -> None:
+    cluster.stop("controller")
+    cluster.start_controller(tree)
 
 
-def starts(cluster: Cluster) -> list[tuple[str, Path]]:
-    """Each start of a job or actor, and the package that ran it."""
-    file = cluster.directory / "starts"
-    lines = file.read_text().splitlines() if file.exists() else []
-    return [(line.split(" ", 1)[0], Path(line.split(" ", 1)[1]).parents[1]) for line in lines]
+def replace_node(cluster: Cluster, name: str) -> None:
+    """Restart an empty node as this build, and put it into service."""
+    cluster.stop(name)
+    cluster.start_node(name, ROOT)
+    wait_until(lambda: cluster.nodes(ROOT)[name]["alive"] is True, f"{name} is back")
+    cluster.fray(ROOT, "uncordon", name)
 
 
 def test_an_upgrade_ends_no_job_and_runs_every_call_once(cluster: Cluster, previous: Path) -> None:
     cluster.start_controller(previous)
+    cluster.start_node("c", previous)
+    # An actor that may not restart, and so may not move: its node is replaced when it has ended.
+    pinned = Work(cluster, "pinned", previous, jobs=0, restarts=0)
+    cluster.fray(ROOT, "cordon", "c", "--reason", "upgrade")
     for name in ("a", "b"):
         cluster.start_node(name, previous)
-    cluster.start("driver", previous, str(DRIVER), str(cluster.directory))
-    wait_calls(cluster)
-    wait_until(lambda: len(starts(cluster)) == 4, "three jobs and the actor run")
-    # Before anything else: the way back, by the command of the new release, while the old controller runs.
+    work = Work(cluster, "work", previous)
+    # The way back, by the command of the new release, while the old controller runs.
     backup = cluster.directory / "backup.tar"
     cluster.fray(ROOT, "backup", "--store", str(cluster.store), str(backup))
 
-    cluster.stop("controller")
-    cluster.start_controller(ROOT)
+    replace_controller(cluster, ROOT)
     assert "migrated from schema 2 to" in cluster.log("controller")
-    wait_until(lambda: len(cluster.nodes(ROOT)) == 2, "both nodes are back")
-    wait_calls(cluster)
-    # Jobs and the actor have not noticed.
-    assert len(starts(cluster)) == 4
-
+    wait_until(lambda: len(cluster.nodes(ROOT)) == 3, "all nodes are back")
+    for driver in (work, pinned):
+        driver.wait_calls()
+    # Jobs and actors have not noticed.
+    assert len(work.starts()) == 4
     for name in ("a", "b"):
         cluster.fray(ROOT, "drain", name, "--reason", "upgrade", "--wait")
-        wait_calls(cluster)
-        cluster.stop(name)
-        cluster.start_node(name, ROOT)
-        wait_until(lambda name=name: cluster.nodes(ROOT)[name]["alive"] is True, f"{name} is back")  # type: ignore[misc]
-        cluster.fray(ROOT, "uncordon", name)
-        wait_calls(cluster)
-    last = dict(starts(cluster))
-    assert set(last.values()) == {ROOT}, starts(cluster)
-
-    (cluster.directory / "finish").touch()
-    assert cluster.running["driver"].wait(timeout=WITHIN_S) == 0, cluster.log("driver")
-    summary = json.loads((cluster.directory / "summary.json").read_text())
-    assert Path(summary["fray"]).parents[1] == previous
-    assert summary["results"] == [f"work-{number} has finished" for number in range(3)]
-    assert summary["states"] == ["succeeded"] * 3
-    assert summary["sum"] == 6
-    # Every call once: in the actor's state, which moved with it, and in the file that it wrote.
-    every = list(range(summary["calls"]))
-    assert summary["state"] == every
-    assert [int(line) for line in (cluster.directory / "effects").read_text().split()] == every
+        work.wait_calls()
+        replace_node(cluster, name)
+        work.wait_calls()
+    assert set(dict(work.starts()).values()) == {ROOT}, work.starts()
+    work.finish()
+    pinned.wait_calls()
+    assert pinned.starts() == [("ledger", previous)]
+    pinned.finish()
+    wait_until(lambda: cluster.nodes(ROOT)["c"]["attempts"] == 0, "c is empty")
+    replace_node(cluster, "c")
 
     # Back: the old controller refuses the store, and starts on the backup.
     cluster.stop("controller")
-    controller = cluster.start("refused", previous, "-m", "fray.controller.main", "--store", str(cluster.store))
-    assert controller.wait(timeout=WITHIN_S) != 0
+    refused = cluster.start("refused", previous, "-m", "fray.controller.main", "--store", str(cluster.store))
+    assert refused.wait(timeout=WITHIN_S) != 0
     assert "was written by a later version of Fray" in cluster.log("refused")
-    cluster.fray(ROOT, "backup", "--store", str(cluster.directory / "restored"), "--restore", str(backup))
+    cluster.fray(previous, "backup", "--store", str(cluster.directory / "restored"), "--restore", str(backup))
+    restored = evolve(cluster, directory=cluster.directory / "back", store=cluster.directory / "restored", running={})
+    restored.directory.mkdir()
+    restored.start_controller(previous)
+    restored.close()
+
+
+def test_a_controller_of_a_wrong_release_ends_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.start_controller(ROOT)
+    cluster.start_node("a", ROOT)
+    work = Work(cluster, "work", ROOT)
+    replace_controller(cluster, export_distant(tmp_path / "distant"))
+    wait_until(lambda: "no common version of the wire format" in cluster.log("a"), "the node is refused")
+    work.wait_calls()
+    replace_controller(cluster, ROOT)
+    wait_until(lambda: cluster.nodes(ROOT)["a"]["alive"] is True, "the node is back")
+    work.wait_calls()
+    assert len(work.starts()) == 4
+    work.finish()
 
 
 def test_a_new_driver_and_a_new_node_work_with_an_old_controller(cluster: Cluster, previous: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,6 +34,7 @@ from fray.net.channel.session import (
 )
 from fray.net.channel.versions import is_version_refusal, own_fields, release_of
 from fray.net.codec import ACK, Kind
+from fray.net.limited_log import LimitedLog
 from fray.net.transport import (
     AnyCredential,
     Credential,
@@ -56,6 +58,7 @@ CREDENTIAL_CHECK_S = 10.0
 """Seconds between looks at a credential that may be replaced."""
 PROTOCOL_ERRORS_LIMIT = 3
 """Connections in a row that end by a protocol error, without any progress, after which the channel ends."""
+_refusals = LimitedLog(logging.getLogger("fray.net"), logging.WARNING)
 
 
 @frozen(kw_only=True)
@@ -461,6 +464,8 @@ class _Dialer:
             except _RefusedByPeer as refusal:
                 # Started by mistake, a listener of a release too far away ends nothing: it may be replaced in time.
                 final = self.channel is None or not is_version_refusal(refusal.error)
+                if not final:
+                    _refusals.write("%s refuses this process, which dials again: %s", address, refusal.error)
                 round_.failures.append(Failure(refusal.error, final))
             except FrayError as error:
                 round_.failures.append(self._classify(address, error))
