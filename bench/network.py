@@ -57,7 +57,7 @@ async def serve(directory: str) -> None:
     async with trio.open_nursery() as nursery:
         rng = random.SystemRandom()
         host = ActorHostServer(WebSocketNetwork(), incarnation="bench", rng=rng, directory=lambda: directory)
-        host.networked = True
+        host.advertise = lambda: "127.0.0.1"
         await nursery.start(host.run)
         await host.listen()
         await host.listen_tcp()

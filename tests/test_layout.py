@@ -280,6 +280,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "limited_log",
             "file_limits",
             "memory_protection",
+            "own_address",
             "process_identity",
             "storage",
             "switch_interval",

@@ -13,8 +13,11 @@ from fray.errors import FrayError
 from fray.model.ids import ActorId, check_name, mint
 from fray.model.messages.client import ActorEndpoint, Register, Unregister
 from fray.runtime.actors.endpoints import make_endpoint
-from fray.runtime.actors.server import host_of
+from fray.runtime.actors.server import EVERYWHERE, host_of
 
+AUTO = "auto"
+"""Value of ``host`` for the address that suits the cluster."""
+LOOPBACK = "127.0.0.1"
 UNREGISTER_WITHIN_S = 1.0
 
 
@@ -25,13 +28,13 @@ class ActorServer:
 
     Args:
         cluster: where the names are registered.
-        host: address to bind. Default loopback, closed to other machines; another address only where the node is
-            networked and authenticated. None: the addresses of actors that are jobs: a socket of the machine and, where
-            the node is networked, an address that other machines reach.
+        host: address to bind. Default: where the controller is another machine and sees this one at an address of its
+            own, that address, with TLS, and a socket of the machine; else loopback. ``"127.0.0.1"`` is closed to other
+            machines, which call through the relay. None: the addresses of actors that are jobs, also on one machine.
         port: default 0: a free one.
     """
 
-    def __init__(self, cluster: Cluster, host: str | None = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, cluster: Cluster, host: str | None = AUTO, port: int = 0) -> None:
         self._runtime = cluster._runtime
         self._host, self._port = host, port
         self._endpoints: dict[ActorId, ActorEndpoint] = {}
@@ -47,7 +50,8 @@ class ActorServer:
 
     @property
     def address(self) -> str:
-        """``host:port``, once the server listens (after entering it, or after the first `register`).
+        """``host:port``, with TLS ``host:port#fingerprint``, once the server listens (after entering it, or after the
+        first `register`).
 
         Raises:
             FrayError: it does not listen yet.
@@ -62,11 +66,20 @@ class ActorServer:
         return host_of(self._runtime).key
 
     async def _listen(self) -> None:
+        if self._address is not None:
+            return
         host = host_of(self._runtime)
-        if self._address is None and self._host is None:
+        if self._host is None:
             self._address = (await host.listen())[0]
-        elif self._address is None and self._host is not None:
+        elif self._host != AUTO:
             self._address = await host.listen_tcp(self._host, self._port)
+        elif not host.advertise():
+            self._address = await host.listen_tcp(LOOPBACK, self._port)
+        elif self._port:
+            self._address = await host.listen_tcp(EVERYWHERE[":" in host.advertise()], self._port)
+        else:
+            await host.listen()
+            self._address = host.public_address.partition(":")[2]
 
     async def register(
         self,

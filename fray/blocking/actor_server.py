@@ -17,11 +17,11 @@ class ActorServer:
 
     Args:
         cluster: where the names are registered.
-        host: address to bind. Default loopback; other values, and None, as for `fray.ActorServer`.
+        host: address to bind; default and other values as for `fray.ActorServer`.
         port: default 0: a free one.
     """
 
-    def __init__(self, cluster: Cluster, host: str | None = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, cluster: Cluster, host: str | None = native.AUTO, port: int = 0) -> None:
         self._cluster = cluster
         self._portal = portal_of(cluster._runtime)
         self._native = native.ActorServer(cluster._native, host, port)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from functools import cache
 
 from fray.deploy import stored_keys
+from fray.deploy.run_directory import open_run_directory, remove_abandoned
 from fray.errors import InvalidRequest
 from fray.model.ids import Namespace
 from fray.model.join_tokens import split_tokens
 from fray.model.log_records import LogLine
 from fray.model.messages.client import Role
 from fray.net.cluster_token import CLUSTER_KEY, TOKEN_FILE_VARIABLE, ClusterToken, read_token_file
-from fray.net.controller_address import INSECURE_VARIABLE, controller_address
+from fray.net.controller_address import INSECURE_VARIABLE, controller_address, is_elsewhere
 from fray.net.process_identity import process_mark
 from fray.net.transport import Credential, CredentialSource
 from fray.net.transports.websocket import WebSocketNetwork
@@ -22,7 +24,7 @@ from fray.runtime.open import RuntimeConfig, open_runtime
 from fray.runtime.runtime import Runtime
 
 OWN_ADDRESS = "tcp:127.0.0.1:0"
-"""Address on which a driver serves exported futures and pools; other machines reach it through the relay."""
+"""Address on which a driver of a controller of its own machine serves actors, exported futures and pools."""
 
 
 @asynccontextmanager
@@ -42,21 +44,41 @@ async def open_remote(
         Unreachable, Unauthorized, ProtocolMismatch.
     """
     key, pins = _find_credential(address, token)
-    async with open_runtime(
-        WebSocketNetwork(),
-        [secure_address(address, pins)],
-        key,
-        RuntimeConfig(
-            role=role,
-            namespace=namespace,
-            grace_s=grace_s,
-            process=process_mark(),  # a controller on this machine detects the end of this process without grace
-            host_directory=lambda: OWN_ADDRESS,
-        ),
-        rng=random.SystemRandom(),
-        on_log=on_log,
-    ) as runtime:
-        yield runtime
+    controller = secure_address(address, pins)
+    networked = is_elsewhere(controller)
+    with _own_directory() as directory:
+        async with open_runtime(
+            WebSocketNetwork(),
+            [controller],
+            key,
+            RuntimeConfig(
+                role=role,
+                namespace=namespace,
+                grace_s=grace_s,
+                process=process_mark(),  # a controller on this machine detects the end of this process without grace
+                # Not loopback, which is another machine for jobs of another machine.
+                host_directory=directory if networked else lambda: OWN_ADDRESS,
+                # Behind NAT it has no address for others: they call through the relay, without trying one first.
+                networked=networked,
+                finds_address=True,
+            ),
+            rng=random.SystemRandom(),
+            on_log=on_log,
+        ) as runtime:
+            yield runtime
+
+
+@contextmanager
+def _own_directory() -> Iterator[Callable[[], str]]:
+    """Yield a function that makes a directory for sockets with its first call; it is removed on exit."""
+    with ExitStack() as stack:
+
+        @cache
+        def make() -> str:
+            remove_abandoned()
+            return stack.enter_context(open_run_directory()).path
+
+        yield make
 
 
 def secure_address(address: str, token_pins: Sequence[str]) -> str:

@@ -570,6 +570,8 @@ class AttemptSpec:
     node: str = ""
     advertise: str = "127.0.0.1"
     """Host or IP under which peers reach this node's TCP listeners."""
+    finds_address: bool = False
+    """True where ``advertise`` was found and not given: the machine's address may have changed since."""
     networked: bool = False
     """True where the node is authenticated and reachable from other machines: listen on TCP too."""
     devices: tuple[str, ...] = ()

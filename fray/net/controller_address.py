@@ -69,6 +69,12 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def is_elsewhere(address: str) -> bool:
+    """Return whether the address of a controller is another machine, by the address alone."""
+    scheme, _, place = address.partition("#")[0].partition(":")
+    return scheme in ("tcp", "tls") and not is_loopback(place.rpartition(":")[0])
+
+
 def is_insecure(address: str) -> bool:
     """Return whether an address (``tcp:HOST:PORT``) is another machine without TLS."""
     scheme, _, place = address.partition(":")

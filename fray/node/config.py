@@ -86,6 +86,9 @@ class NodeConfig:
     """Process whose end ends the node with all it runs."""
     advertise: str = "127.0.0.1"
     """Host or IP address under which other machines reach what listens here."""
+    finds_address: bool = False
+    """True if ``advertise`` was not given: the address from which the controller sees this machine replaces it, with
+    each connection, if it is the machine's own."""
     networked: bool = False
     """True if jobs of this node may listen for other machines."""
     cache_dir: str = ""

@@ -23,7 +23,7 @@ from fray.model.join_tokens import split_pins, split_tokens
 from fray.model.resources import Capacity, Device, PortRange, parse_bytes
 from fray.net import daemon_logging
 from fray.net.cluster_token import TOKEN_FILE_VARIABLE, read_token_file
-from fray.net.controller_address import controller_address, is_loopback
+from fray.net.controller_address import controller_address, is_elsewhere
 from fray.net.memory_protection import forbid_inspection
 from fray.net.switch_interval import shorten_switch_interval
 from fray.node.config import LEASE_MIN_S, EnvironmentLimits, MemoryLimitMode, NodeConfig, PidNamespaceMode
@@ -227,7 +227,7 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
     insecure = bool(settings.get("insecure"))
     controller = parse_controller(settings["controller"], environ, token_pins, insecure=insecure)
     name = check_name(settings.get("name") or socket.gethostname(), "a node")
-    networked = not _is_local(controller)
+    networked = is_elsewhere(controller)
     lease_s = float(settings.get("lease_s", 600.0))
     if lease_s < LEASE_MIN_S:
         raise InvalidRequest(f"lease_s={lease_s:g} must be {LEASE_MIN_S:g} seconds or more")
@@ -246,6 +246,7 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
         state_dir=state_dir,
         cache_dir=settings.get("cache_dir", ""),
         advertise=settings.get("advertise") or _local_address(controller),
+        finds_address=networked and not settings.get("advertise"),
         networked=networked,
         lease_s=lease_s,
         parent_pid=settings.get("parent_pid"),
@@ -344,15 +345,10 @@ def _host(controller: str) -> str | None:
     return place.rpartition(":")[0].strip("[]") if scheme in ("tcp", "tls") else None
 
 
-def _is_local(controller: str) -> bool:
-    host = _host(controller)
-    return host is None or is_loopback(host)
-
-
 def _local_address(controller: str) -> str:
     """Return the address of this machine on its route to the controller. Sends nothing."""
     host = _host(controller)
-    if host is None or _is_local(controller):
+    if host is None or not is_elsewhere(controller):
         return "127.0.0.1"
     try:
         family = socket.getaddrinfo(host, DEFAULT_PORT, type=socket.SOCK_DGRAM)[0][0]

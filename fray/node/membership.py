@@ -24,6 +24,7 @@ from fray.model.messages.node import (
     DesiredState,
     NodeDetails,
     NodeHello,
+    NodeMoved,
     StackCapture,
     truncate_details,
 )
@@ -35,6 +36,7 @@ from fray.net.channel.public import Channel
 from fray.net.channel.requests import Requests
 from fray.net.channel.session import STALE_S
 from fray.net.codec import Kind, blob_id, decode_message, encode_message
+from fray.net.own_address import own_address
 from fray.net.transport import Bytes
 from fray.node import secrets
 from fray.node.certificate import NodeCertificate
@@ -84,7 +86,9 @@ class ClusterMembership:
         """Set when the channel was reset: the controller has no state of this node, so all of it is sent again."""
         self._wake = trio.Event()
         self._moving = trio.lowlevel.ParkingLot()
-        self.tunnels = PortTunnels(lambda: self.wanted, config.advertise)
+        self.advertise = config.advertise
+        """Host or IP address under which other machines reach this one now."""
+        self.tunnels = PortTunnels(lambda: self.wanted, lambda: self.advertise)
 
     def __repr__(self) -> str:
         wanted, held = len(self.wanted), len(self.held)
@@ -98,7 +102,7 @@ class ClusterMembership:
             boot_id=config.boot_id,
             state_id=config.state_id,
             capacity=self._capacity(),
-            host=config.advertise,
+            host=self.advertise,
             process=config.process,
             # Attempts that survived a restart of the controller: their payloads are not sent again.
             known_payloads=tuple(self.held),
@@ -167,6 +171,7 @@ class ClusterMembership:
         if self._requests is not None:
             # Sent again under the same ids: the controller may have accepted them, or not.
             self._requests.on_reset()
+        self._find_address()
         self._reports.report_all()
         self._wake.set()
         self._controller_reset.set()
@@ -178,6 +183,15 @@ class ClusterMembership:
 
     def on_resumed(self) -> None:
         log.info("node %s: connection to the controller restored", self.config.name, extra={"node": self.config.name})
+        self._find_address()
+
+    def _find_address(self) -> None:
+        """Advertise the address from which the controller sees this machine now, unless one was given."""
+        found = own_address(self.channel.seen_from) if self.config.finds_address and self.channel is not None else ""
+        if found and found != self.advertise:
+            log.info("node %s: other machines reach it at %s now, not at %s", self.config.name, found, self.advertise)
+            self.advertise = found
+            self.notify(NodeMoved(host=found))
 
     def on_end(self, error: FrayError) -> None:
         if self._requests is not None:
@@ -250,7 +264,8 @@ class ClusterMembership:
             controller=self.certificate.address if self.certificate is not None else self.config.controller,
             key=desired.key,
             node=self.config.name,
-            advertise=self.config.advertise,
+            advertise=self.advertise,
+            finds_address=self.config.finds_address,
             networked=self.config.networked,
             devices=desired.devices,
             ports=desired.ports,

@@ -46,14 +46,14 @@ class PortTunnels:
 
     Args:
         desired_attempts: returns the desired attempts of this node.
-        host: name of this machine for others.
+        host: returns the name of this machine for others.
         connect: opens connections; default: `open_port`.
     """
 
     def __init__(
         self,
         desired_attempts: Callable[[], Mapping[AttemptId, DesiredAttempt]],
-        host: str,
+        host: Callable[[], str],
         connect: OpenPort | None = None,
     ) -> None:
         self._desired, self._host, self._connect = desired_attempts, host, connect or open_port
@@ -133,7 +133,7 @@ class PortTunnels:
     async def _connect_to_port(self, message: OpenTunnel, port: int) -> HalfCloseableStream:
         with trio.move_on_after(CONNECT_S):
             try:
-                return await self._connect(self._host, port)
+                return await self._connect(self._host(), port)
             except OSError:
                 raise Refused(
                     f"connection refused: nothing is listening on port {message.port!r} ({port}) of {message.to} yet"

@@ -22,6 +22,7 @@ from fray.model.ids import AttemptId, BlobId, Namespace, SessionId, mint, split_
 from fray.model.messages.client import ClientHello, ProcessMark, Role
 from fray.net.channel.public import RedialPolicy
 from fray.net.controller_address import is_insecure
+from fray.net.own_address import own_address
 from fray.net.transport import AnyCredential, Network, current_credential, has_other_credential, is_relayed
 from fray.net.transports.routed_network import RoutedNetwork
 from fray.net.transports.tls_listener import TlsServer
@@ -88,8 +89,10 @@ class RuntimeConfig:
     environment: EnvironmentSpec = Factory(EnvironmentSpec)
     host_directory: Callable[[], str] | None = None
     """Directory for the sockets of actors; see `ActorHostServer`."""
-    advertise: str = "127.0.0.1"
-    """Host name or IP address under which other processes reach the actors of this one."""
+    advertise: str = ""
+    """Host name or IP address under which other machines reach the actors of this process, if it is networked."""
+    finds_address: bool = False
+    """Flag: the address from which the controller sees this process, if it is its own, replaces ``advertise``."""
     networked: bool = False
     """Flag: actors of this process may listen for other machines."""
     grace_s: float | None = None
@@ -266,7 +269,14 @@ def _make_actor_host(runtime: Runtime, config: RuntimeConfig) -> ActorHostServer
     host = ActorHostServer(
         runtime.network, incarnation=runtime.session, rng=runtime.rng, directory=config.host_directory
     )
-    host.advertise, host.networked, host.relayed = config.advertise, config.networked, True
+    host.relayed = True
+
+    def advertise() -> str:
+        # Each time: the address of a machine may change while it runs.
+        found = own_address(client.seen_from) if config.finds_address else ""
+        return (found or config.advertise) if config.networked else ""
+
+    host.advertise = advertise
     host.has_tls = not is_insecure(runtime.address)
     host.in_doubt = lambda: client.in_doubt
     host.make_context = lambda call: _actor_context(runtime, isinstance(call.actor, ThreadedActor))

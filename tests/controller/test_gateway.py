@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from attrs import evolve
 
 from fray.controller.store import BLOB_LIMIT_BYTES
@@ -47,7 +48,7 @@ from fray.model.messages.client import (
     Watch,
     WatchJobs,
 )
-from fray.model.messages.node import DesiredState, ObservedState
+from fray.model.messages.node import DesiredState, NodeMoved, ObservedState
 from fray.model.resources import Demand
 from fray.model.specs import EndReason, EntryKind, JobInfo, JobSpec, JobState, Outcome
 from fray.net.codec import Kind, blob_id
@@ -240,6 +241,22 @@ async def test_lists_are_of_the_own_namespace_unless_asked_otherwise(autojump_cl
         await cluster.node("n1", cpu=4)
         (info,) = (await tool.ask(ListNodes())).nodes
         assert (info.name, info.alive, info.attempts) == ("n1", True, 0) or info.attempts == 2
+
+
+async def test_a_machine_with_a_new_address_keeps_its_attempts_and_takes_more(autojump_clock: Any) -> None:
+    async with stage() as cluster:
+        driver, node = await cluster.client(), await cluster.node("n1", cpu=4)
+        await driver.launch(spec("work"))
+        await node.wait_desired("work-1:0:0")
+        assert node.channel is not None
+        node.channel.notice(NodeMoved(host="10.0.0.9"))
+        await trio.testing.wait_all_tasks_blocked()
+        await driver.launch(spec("more"))
+        await node.wait_desired("more-1:0:0")
+        (info,) = (await driver.ask(ListNodes())).nodes
+        assert (info.host, info.alive, info.attempts) == ("10.0.0.9", True, 2)
+        (second,) = (await driver.ask(ListJobs(prefix="more"))).jobs
+        assert second.attempts[0].host == "10.0.0.9"
 
 
 async def test_nonsense_is_answered_and_the_conversation_goes_on(autojump_clock: Any) -> None:

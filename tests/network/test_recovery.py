@@ -150,7 +150,6 @@ def test_what_a_driver_owns_ends_with_its_machine(lab: Laboratory, times: Times)
         times.check("the end of what a lost driver owned (grace 5 s)", time.monotonic() - gone_at, 25.0)
 
 
-@pytest.mark.xfail(strict=True, reason="an ActorServer registers 127.0.0.1, which others cannot dial")
 def test_an_actor_served_by_a_driver_is_called_directly_from_other_machines(lab: Laboratory) -> None:
     with open_test_cluster(lab, "n1") as cluster:
         driver = cluster.open_driver(lab.host("laptop"))
@@ -167,9 +166,6 @@ def test_an_actor_served_behind_a_gateway_is_called_through_the_relay(lab: Labor
         assert driver.do("ask_job", "at-home", "x") == 1
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a node whose address changes is lost after 30 s, and its --advertise is found once"
-)
 def test_new_actors_of_a_machine_with_a_new_address_are_dialed_there(lab: Laboratory) -> None:
     with open_test_cluster(lab, "n1") as cluster:
         laptop = lab.host("laptop")

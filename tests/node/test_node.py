@@ -21,6 +21,7 @@ from fray.model.messages.node import (
     NodeGoodbye,
     NodeHello,
     NodeLeaves,
+    NodeMoved,
     ObservedState,
     Probe,
     ProbeResult,
@@ -311,6 +312,25 @@ async def test_a_desired_attempt_is_started_with_its_spec_and_payload(autojump_c
             networked=True,
             devices=("gpu-1",),
         )
+
+
+@pytest.mark.parametrize("given", [False, True])
+async def test_a_machine_with_a_new_address_says_so_unless_its_address_was_given(
+    given: bool, autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = "10.0.0.1"
+    monkeypatch.setattr("fray.node.membership.own_address", lambda seen_from: address)
+    async with open_harness(advertise="10.0.0.1", finds_address=not given, networked=True) as harness:
+        controller = harness.controller
+        assert controller.hellos[0].host == "10.0.0.1"
+        address = "10.0.0.2"
+        harness.network.drop("node")
+        controller.want(desired_attempt("a"))
+        await controller.until_phases(a="running")
+        attempt_spec = harness.launcher.attempt_specs["a"]
+        assert attempt_spec.advertise == ("10.0.0.1" if given else "10.0.0.2")
+        assert attempt_spec.finds_address == (not given)
+        assert [one.host for one in controller.heard if isinstance(one, NodeMoved)] == ([] if given else ["10.0.0.2"])
 
 
 async def test_the_end_is_reported_with_its_value_and_forgotten_when_it_is_no_longer_wanted(

@@ -40,6 +40,7 @@ from fray.model.messages.node import (
     NodeGoodbye,
     NodeHello,
     NodeLeaves,
+    NodeMoved,
     ObservedState,
     Probe,
     ProbeResult,
@@ -158,6 +159,8 @@ class NodeConnection:
             self._hub.stacks_captured(self.node, message)
         elif isinstance(message, NodeLeaves):
             self._on_leaving(message)
+        elif isinstance(message, NodeMoved):
+            self._on_moved(message)
         elif isinstance(message, NodeGoodbye):
             self.mark_dead(message.reason or "it left in order")
 
@@ -217,6 +220,9 @@ class NodeConnection:
                 self._context.inbox.post(silent)
 
     def on_resumed(self) -> None:
+        self._rejoin()
+
+    def _rejoin(self) -> None:
         self._join()
         # The channel has lost nothing, so the last report is still true, and the node will not repeat it: but the
         # scheduler, after the silence, waits for a full report before it places anything there.
@@ -313,6 +319,10 @@ class NodeConnection:
             # A copy: a view would keep the whole message in memory for as long as the cache has the lines.
             data = bytes(blobs[0]) if blobs else b""
             self._log_feed.add(attempt, LogChunk(message.first, message.end, data), closed=message.ended)
+
+    def _on_moved(self, message: NodeMoved) -> None:
+        self.hello = evolve(self.hello, host=message.host)
+        self._rejoin()
 
     def _on_annotation(self, message: AttemptAnnotation) -> None:
         self._context.inbox.post(

@@ -188,6 +188,14 @@ class NodeDetails:
     details: dict[str, str]
 
 
+@frozen(kw_only=True)
+class NodeMoved:
+    """Notice up: other machines reach this one at another address now."""
+
+    host: str
+    """Host or IP address, see `NodeHello.host`."""
+
+
 def truncate_details(details: dict[str, str]) -> dict[str, str]:
     """Return the details, truncated to the limits of the controller."""
     first = list(details.items())[:DETAILS_LIMIT]

@@ -48,6 +48,8 @@ class Welcome:
     received: int = 0
     heartbeat_s: float | None = None
     """Seconds of silence after which the dialer is to ping while it waits for something; None: its own default."""
+    seen_from: str = ""
+    """IP address of the dialer as the listener sees it; empty: none, or not known."""
     release: str = ""
     """Release of Fray that the sender runs; empty: one from before wire version 2."""
     versions: tuple[int, int] = (1, 1)

@@ -29,6 +29,7 @@ from fray.net.channel.session import (
 from fray.net.channel.versions import own_fields, release_of
 from fray.net.codec import ACK, Bytes, Kind
 from fray.net.limited_log import LimitedLog
+from fray.net.own_address import ip_of
 from fray.net.process_identity import wait_process_exited
 from fray.net.transport import PeerIdentity, Transport
 
@@ -192,6 +193,7 @@ class Acceptor:
     def _continue_session(self, session: _Session, transport: Transport, hello: Hello, *, resumed: bool) -> _Session:
         channel = session.channel
         session.record.dial = hello.dial
+        channel.remote = transport.peer.remote
         welcome = self._welcome(channel, session.record.instance, resumed, channel.inbox.received, session.greeting)
         connection = Connection(channel, transport, opening=welcome)
         old = session.connection
@@ -204,7 +206,6 @@ class Acceptor:
         changed, session.connection, session.changed = session.changed, connection, trio.Event()
         # Ends the task of the old connection, which may be waiting for this one.
         changed.set()
-        channel.remote = transport.peer.remote
         # Without a greeting also for an offered instance: this end has lost nothing, so its handler is not reset.
         channel.attach(connection, None)
         return session
@@ -220,6 +221,7 @@ class Acceptor:
             resumed=resumed,
             received=received,
             heartbeat_s=min(channel.heartbeat_s, waiting_s),
+            seen_from=ip_of(channel.remote),
             **own_fields(),
         )
         return ACK.pack(0) + codec.encode_frame(Kind.WELCOME, 0, codec.encode_message(welcome, [greeting]))

@@ -109,6 +109,8 @@ class Channel:
         self.incarnation = incarnation
         """Incarnation of the peer."""
         self.remote = remote
+        self.seen_from = ""
+        """IP address of this process as the listener sees it (`Welcome`); empty at the listener's end."""
         self.peer_release = own_release()
         """Release of the peer, as its last hello or welcome says."""
         self.stats = ChannelStats()

@@ -329,7 +329,7 @@ class _Dialer:
         self.instance = welcome.instance
         # A restarted peer has another incarnation, and the next connection may use another address.
         channel.incarnation, channel.remote = welcome.incarnation, connected.transport.peer.remote
-        channel.peer_release = release_of(welcome)
+        channel.peer_release, channel.seen_from = release_of(welcome), welcome.seen_from
         # From the peer, so it is bounded.
         if welcome.heartbeat_s is not None:
             channel.waiting_heartbeat_s = min(HEARTBEAT_S, max(UNANSWERED_S, welcome.heartbeat_s))

@@ -37,6 +37,8 @@ from fray.runtime.threads.shared_pool import SharedThreadPool
 # Long enough for a caller to redial after a short network failure; after that its calls have no one to answer to.
 KEEP_S = 60.0
 """Seconds for which a caller without a connection is retained; then its calls are cancelled."""
+EVERYWHERE = ("0.0.0.0", "[::]")
+"""Places of listeners on all addresses of this machine, of both versions of IP."""
 CLOSE_S = 3.0
 """Longest time that `ActorHostServer.shutdown` takes after its grace, in seconds."""
 
@@ -68,10 +70,9 @@ class ActorHostServer:
     ) -> None:
         self.incarnation = incarnation
         self.key = mint(rng, 26) if key is None else key
-        self.advertise = "127.0.0.1"
-        """Host name or IP address under which the TCP listener of `listen` is reached."""
-        self.networked = False
-        """True if `listen` opens a TCP listener, too."""
+        self.advertise: Callable[[], str] = lambda: ""
+        """Returns the host name or IP address under which other machines reach this process now; empty: none do, and
+        `listen` opens no TCP listener."""
         self.has_tls = True
         """False if that listener is without TLS, as in a cluster that was started with ``--insecure``."""
         self.relayed = False
@@ -104,6 +105,10 @@ class ActorHostServer:
         self._numbers = count(1)
         self._light_pool: SharedThreadPool | None = None
         self._addresses: list[str] = []
+        """Addresses with the place of each listener, also of those that are bound to `EVERYWHERE`."""
+        self._public = ""
+        """Address of the listener for other machines, as it is bound."""
+        self._is_listening = False
         self._opening = trio.Lock()
         self._nursery: trio.Nursery | None = None
         self._ready = trio.Event()
@@ -147,12 +152,19 @@ class ActorHostServer:
         """Open the default addresses, once, and return all addresses."""
         # Two actors may be registered at once, and both need the addresses.
         async with self._opening:
-            if not self._addresses:
+            if not self._is_listening:
+                self._is_listening = True
                 await self._open(self._local_address())
-                if self.networked:
-                    # Any free port: the directory tells callers which one it is.
-                    await self._open("tls:0.0.0.0:0" if self.has_tls else "tcp:0.0.0.0:0", self.advertise)
+            own = self.advertise()
+            if own and not self._public:
+                # Any free port: the directory tells callers which one it is.
+                self._public = await self._open(f"{'tls' if self.has_tls else 'tcp'}:{EVERYWHERE[':' in own]}:0")
         return self.addresses
+
+    @property
+    def public_address(self) -> str:
+        """Address, after `listen`, under which other machines reach this process; empty: none do."""
+        return self._advertised(self._public) if self._public and self.advertise() else ""
 
     async def listen_local(self) -> str:
         """Listen on the address within this machine or process only, and return it."""
@@ -162,19 +174,29 @@ class ActorHostServer:
 
     async def listen_tcp(self, host: str = "127.0.0.1", port: int = 0) -> str:
         """Listen on another TCP address and return it as ``host:port``, or beyond this machine, with TLS, as
-        ``host:port#fingerprint``.
+        ``host:port#fingerprint``. For ``0.0.0.0`` that is the address under which other machines reach this process.
 
         Raises:
             OSError: it is in use.
         """
         scheme = "tls" if self.has_tls and not is_loopback(host) else "tcp"
-        return (await self._open(f"{scheme}:{host}:{port}")).partition(":")[2]
+        return self._advertised(await self._open(f"{scheme}:{host}:{port}")).partition(":")[2]
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """Addresses it listens on, in order of preference; the relay comes last."""
         # The relay passes each frame through the controller, so callers try the direct addresses first.
-        return tuple(sorted(self._addresses, key=is_relayed))
+        return tuple(map(self._advertised, sorted(self._addresses, key=is_relayed)))
+
+    def _advertised(self, bound: str) -> str:
+        """Return the address as others dial it."""
+        # A socket that is bound to all addresses has none of its own, and the machine's may change.
+        scheme, _, place = bound.partition(":")
+        host, _, rest = place.rpartition(":")
+        if host not in EVERYWHERE or scheme not in ("tcp", "tls"):
+            return bound
+        own = self.advertise() or "127.0.0.1"
+        return f"{scheme}:[{own}]:{rest}" if ":" in own else f"{scheme}:{own}:{rest}"
 
     def _local_address(self) -> str:
         place = self._directory() if self._directory is not None else ""
@@ -182,7 +204,7 @@ class ActorHostServer:
             return place
         return f"unix:{place}/calls.sock" if place else f"memory:{self.incarnation}"
 
-    async def _open(self, address: str, advertise: str | None = None) -> str:
+    async def _open(self, address: str) -> str:
         # Listeners live in the nursery, which exists once `run` has begun.
         if self._closed is None:
             await self._ready.wait()
@@ -194,11 +216,6 @@ class ActorHostServer:
             await self._open(f"{RELAY_SCHEME}{self.incarnation}")
         listen = partial(self._network.listen, address, self._authorize, self._acceptor.handle)
         bound: str = await self._nursery.start(listen)
-        # A socket bound to 0.0.0.0 has no address by which other machines could reach it.
-        if advertise is not None:
-            scheme, _, rest = bound.partition(":")
-            # With TLS the fingerprint of its certificate follows the port: callers accept no other one.
-            bound = f"{scheme}:{advertise}:{rest.rpartition(':')[2]}"
         self._addresses.append(bound)
         return bound
 

@@ -201,6 +201,11 @@ class ControllerClient:
         return self
 
     @property
+    def seen_from(self) -> str:
+        """IP address from which the controller sees this process; empty: none, or not connected yet."""
+        return self._channel.seen_from if self._channel is not None else ""
+
+    @property
     def in_doubt(self) -> bool:
         """Return whether this process was suspended for minutes and its session has not been confirmed since."""
         return self._channel is not None and self._channel.in_doubt

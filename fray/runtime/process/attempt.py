@@ -190,6 +190,7 @@ def open_attempt_runtime(
             workspace=os.path.realpath(f"{attempt_spec.directory}/{WORKSPACE_NAME}") if has_workspace else "",
             host_directory=lambda: attempt_spec.directory,
             advertise=attempt_spec.advertise,
+            finds_address=attempt_spec.finds_address,
             networked=attempt_spec.networked,
         ),
         rng=rng,

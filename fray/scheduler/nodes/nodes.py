@@ -34,6 +34,8 @@ def on_node_joined(state: State, event: NodeJoined, out: EffectBuffer) -> None:
     node = state.nodes.get(hello.node)
     # The same process after a lost connection, or with a new controller: what it holds still runs.
     if node is not None and node.incarnation == hello.incarnation:
+        # Its machine may have another address than before.
+        node.host = hello.host
         _rejoined(state, out, node)
         return
     fresh = _new_node(hello)

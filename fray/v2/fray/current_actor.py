@@ -14,9 +14,6 @@ from fray.v2.interface import ActorContext, HostedActor, _reset_current_actor, _
 from fray.v2.job import JobAlreadyExists
 from fray.v2.types import ActorConfig
 
-LOOPBACK = "127.0.0.1"
-"""Address for a hosted actor of a driver; callers that cannot reach it use the relay."""
-
 _hosted: dict[str, ActorContext] = {}
 """Contexts of the actors that this process hosts, by actor id."""
 
@@ -62,7 +59,8 @@ def host(
         ValueError: the name is invalid.
     """
     in_job = cluster._runtime.job_id is not None  # the transport of a driver may be in memory, so the actor gets a port
-    server, handle = ActorServer(cluster, None if in_job else LOOPBACK), FrayActorHandle(name, cluster=cluster)
+    server = ActorServer(cluster, None) if in_job else ActorServer(cluster)
+    handle = FrayActorHandle(name, cluster=cluster)
     # Set as current actor while the constructor runs, which may give its own handle away.
     about = ActorContext(handle, 0, name)
     token = _set_current_actor(about)
