@@ -18,6 +18,7 @@ from fray.errors import (
     MachineLost,
     NoSuchActor,
     OutcomeUnknown,
+    SessionEnded,
     Unauthorized,
 )
 from fray.model.messages.client import ActorEndpoint
@@ -26,7 +27,7 @@ from fray.net.codec import Kind
 from fray.net.transports.memory import MessageFault
 from fray.runtime.actors.server import ActorHostServer
 from fray.runtime.calls import host_connection
-from fray.runtime.calls.route import PROOF_WAIT_S, CallOptions
+from fray.runtime.calls.route import PROOF_WAIT_S, REASON_WAIT_AWAY_S, CallOptions
 from fray.runtime.serialization import errors
 from tests.support.actors import Counter, Plain
 from tests.support.calls import Stage, cut_at, inline, open_stage
@@ -165,6 +166,45 @@ async def test_a_caller_that_closes_while_it_asks_why_a_host_is_gone_leaves_no_c
         assert not call.done()
         stage.nursery.cancel_scope.cancel()
     assert isinstance(call.exception(), OutcomeUnknown)
+
+
+async def test_the_reason_of_a_death_is_waited_for_while_the_directory_is_away(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        way, _ = await keyed(stage, Counter())
+        call = way.start("wait_for_gate")
+        assert await way.call("add") == 1
+        stage.directory.is_away = True
+        stage.kill("h1")
+        await trio.sleep(REASON_WAIT_AWAY_S - 1)
+        assert not call.done()
+        stage.directory.end(KEY, EndReason.FAILURE, "its process was killed by signal 9")
+        with pytest.raises(OutcomeUnknown, match="signal 9"):
+            await call
+
+
+async def test_calls_of_a_lost_host_do_not_wait_longer_for_a_directory_that_is_away(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        way, _ = await keyed(stage, Counter())
+        call = way.start("wait_for_gate")
+        assert await way.call("add") == 1
+        stage.directory.is_away = True
+        stage.kill("h1")
+        with trio.fail_after(REASON_WAIT_AWAY_S + 1), pytest.raises(OutcomeUnknown):
+            await call
+
+
+async def test_calls_of_a_lost_host_end_with_the_session_if_that_ends_before_the_reason_is_known(
+    autojump_clock: Any,
+) -> None:
+    async with open_stage() as stage:
+        way, _ = await keyed(stage, Counter())
+        call = way.start("wait_for_gate")
+        assert await way.call("add") == 1
+        stage.directory.is_away = True
+        stage.kill("h1")
+        await trio.sleep(REASON_WAIT_AWAY_S - 1)
+        stage.caller.end(SessionEnded("the driver was gone for 30 s"))
+        assert isinstance(call.exception(), SessionEnded), "at once: the task that awaits it may be cancelled next"
 
 
 async def test_a_call_in_flight_when_the_host_dies_has_an_unknown_outcome(autojump_clock: Any) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fray import BlockingStream, Stream
 from fray.errors import DeadlineExceeded, InvalidRequest, NoSuchMethod, NotPicklable, OutcomeUnknown
 from fray.model.messages.client import ActorEndpoint
+from fray.model.specs import EndReason
 from fray.net.transports.memory import MessageFault
 from fray.runtime.calls.flow_control import (
     WINDOW,
@@ -444,6 +445,25 @@ async def test_a_caller_blocked_in_send_gets_the_error_of_the_death(autojump_clo
                 await trio.testing.wait_all_tasks_blocked()
                 stage.nursery.start_soon(stage_kill, stage)
                 await stream.send("one too many")
+
+
+async def test_a_caller_that_still_sends_gets_the_error_of_the_death_and_not_that_of_the_connection(
+    autojump_clock: Any,
+) -> None:
+    async with open_stage() as stage:
+        host = await stage.host("h1")
+        stage.directory.say("actor:a", stage.endpoint(host, host.register(InLoop(), "a", actor_id="a")))
+        way = stage.way(stage.caller.route("actor:a"))
+        with pytest.raises(OutcomeUnknown, match="signal 9"):
+            async with talk(way, "echo") as stream:
+                await stream.send(1)
+                assert await stream.receive() == 1
+                stage.kill("h1")
+                assert way.route.binding is not None
+                await way.route.binding.connection.closed.wait()
+                await stream.send(2)
+                stage.directory.end("actor:a", EndReason.FAILURE, "its process was killed by signal 9")
+                await stream.receive()
 
 
 async def stage_kill(stage: Stage) -> None:

@@ -28,6 +28,7 @@ class FakeDirectory:
     def __init__(self) -> None:
         self.known: dict[str, tuple[Names, Sequence[bytes]]] = {}
         self.listeners: dict[str, list[OnNames]] = {}
+        self.is_away = False
 
     def watch(self, key: str, on_names: OnNames) -> Callable[[], None]:
         self.listeners.setdefault(key, []).append(on_names)

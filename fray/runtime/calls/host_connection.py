@@ -352,7 +352,7 @@ class HostConnection:
 
     def send_credit(self, call: CallFuture, credit: bytes) -> None:
         """Let a stream send more items."""
-        if self._channel is not None and call.number in self.table.open:
+        if self._channel is not None and self.ended is None and call.number in self.table.open:
             try:
                 self._channel.send_nowait(CREDIT, call.number, credit)
             except (ChannelClosed, ChannelFull) as error:
@@ -361,7 +361,8 @@ class HostConnection:
 
     def send_input(self, call: CallFuture, flags: int, item: bytes) -> None:
         """Send one item for the method, or the end of all items."""
-        if self._channel is not None and call.number in self.table.open:
+        # After the end of the connection the route decides how the call ends, and says why.
+        if self._channel is not None and self.ended is None and call.number in self.table.open:
             try:
                 self._channel.send_nowait(INPUT, call.number, item, flags=flags)
             except (ChannelClosed, ChannelFull) as error:

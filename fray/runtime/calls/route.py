@@ -37,6 +37,8 @@ from fray.runtime.serialization.buffers import PRIVATE, PickledObject, TransferC
 # exit code or signal instead of a lost connection.
 REASON_WAIT_S = 1.0
 """Seconds that calls of a lost host wait for the directory to report why it is gone."""
+REASON_WAIT_AWAY_S = 5.0
+"""The same while the directory does not answer: after a cut, say, which may have ended this process's session, too."""
 LOST_LIMIT = 100
 """Lost incarnations of one actor that are remembered: the directory may still name a recent one, never an old one."""
 # Answers that the dead process had sent may still lie in the socket; they are better than OutcomeUnknown.
@@ -48,6 +50,10 @@ PROOF_WAIT_S = 2.0
 
 class NameDirectory(Protocol):
     """Source of the endpoints of actors; `fray.runtime.controller_client.names.NameSubscriptions` implements it."""
+
+    @property
+    def is_away(self) -> bool:
+        """Return whether there is no connection to it, or no answer."""
 
     def watch(self, key: str, on_names: Callable[[Names, Sequence[Bytes]], None]) -> Callable[[], None]:
         """Call back at once with what is known, then at each change; return the function that ends the watch."""
@@ -115,6 +121,9 @@ class Route:
         """Endpoints of the last report of the directory."""
         self._lost_incarnations: dict[tuple[str, int], None] = {}
         """The last `LOST_LIMIT` incarnations that are proven dead, or denied the actor, in order."""
+        self._settling: dict[RouteBinding, HostLoss] = {}
+        """Bindings whose calls wait to be repeated or failed."""
+        self._directory: NameDirectory | None = None
         self._unwatch: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
@@ -360,6 +369,7 @@ class Route:
     def follow(self, directory: NameDirectory) -> None:
         """Learn from ``directory`` where the actor is."""
         assert self.key is not None
+        self._directory = directory
         self._unwatch = directory.watch(self.key, self._on_names)
         # The watch reports at once, within `watch`: then there was no `_unwatch` yet for `_on_ended` to call.
         if self.loss is not None and not self.may_return:
@@ -484,7 +494,9 @@ class Route:
         if is_proof:
             self._remember_lost(binding)
         # Only proof with a directory is worth the wait: otherwise no report about this process will come.
-        wait_s = REASON_WAIT_S if is_proof and self.key is not None and self.loss is None else 0.0
+        wait_s = 0.0
+        if is_proof and self._directory is not None and self.loss is None:
+            wait_s = REASON_WAIT_AWAY_S if self._directory.is_away else REASON_WAIT_S
         self._owner.spawn(self._settle_lost_calls, binding, loss, self.changed, wait_s)
 
     def on_refused(self, call: CallFuture, error: BaseException) -> None:
@@ -534,6 +546,7 @@ class Route:
     ) -> None:
         """Repeat or fail the calls of a lost binding, after ``until`` or ``within_s`` (None: only ``until``)."""
         connection = binding.connection
+        self._settling[binding] = loss
         try:
             # Without open calls there is nothing to decide, and the binding can be released now.
             if connection.has_calls(binding):
@@ -545,15 +558,17 @@ class Route:
         except trio.Cancelled:  # the caller is closing, and has dropped the connection that holds these calls
             self._fail_calls(binding, self.loss or loss)
             raise
+        finally:
+            self._settling.pop(binding, None)
         # The directory's report, if it has arrived meanwhile, says more than what the connection saw.
         self._redispatch(binding, self.loss or loss)
 
     def _fail_calls(self, binding: RouteBinding, loss: HostLoss) -> None:
         queued, opened = binding.connection.table.take(lambda call: call.binding is binding)
         for call in opened:
-            call.fail(loss.delivered(self.label, call.method, call.repeats > 0))
+            call.fail(self._owner.closed or loss.delivered(self.label, call.method, call.repeats > 0))
         for call in queued:
-            call.fail(loss.undelivered(self.label))
+            call.fail(self._owner.closed or loss.undelivered(self.label))
 
     async def _wait_lost(self, connection: HostConnection) -> HostLoss:
         """Wait until the connection is down, too, and return why: the process has ended, or its machine is out of
@@ -632,10 +647,13 @@ class Route:
     # Closing ---------------------------------------------------------------------------------------------------------
 
     def fail_all(self, error: FrayError) -> None:
-        """Fail the calls that wait here; the caller is closing."""
+        """Fail the calls that wait here, or to be settled; the caller is closing."""
         waiting, self._waiting = self._waiting, deque()
         for call in waiting:
             call.fail(error)
+        # At once: what ends together with the caller may cancel the tasks that await these calls.
+        for binding, loss in list(self._settling.items()):
+            self._fail_calls(binding, loss)
 
     def close(self) -> None:
         """Stop following the directory."""

@@ -107,6 +107,7 @@ class ControllerClient:
         message, _ = decode_message(greeting)
         assert isinstance(message, ControllerHello)
         self.controller = message
+        self.names.is_away = False
         if self._requests is not None:
             # Requests before subscriptions: a launch that was not answered must be known before its job is watched.
             self._requests.on_reset()
@@ -121,10 +122,13 @@ class ControllerClient:
         self.ready.set()
 
     def on_suspended(self, why: str) -> None:
-        pass
+        self._on_silence(True)
 
     def on_resumed(self) -> None:
-        pass
+        self._on_silence(False)
+
+    def _on_silence(self, is_silent: bool) -> None:
+        self.names.is_away = is_silent
 
     def on_end(self, error: FrayError) -> None:
         # All waiters are woken: nothing that waits for this session may outlive it (P3).
@@ -192,6 +196,7 @@ class ControllerClient:
 
     def _attach(self, channel: Channel) -> ControllerClient:
         self._channel = channel
+        channel.silence_changed = self._on_silence
         if self.hello.role is Role.JOB:
             # Like a host of actors, a job drops orders that lay unread while it was stopped; a driver executes none.
             channel.stale_s = STALE_S

@@ -26,6 +26,8 @@ class NameSubscriptions:
         self._notify = notify
         self._resubscribe = resubscribe
         self.watched: dict[str, NameSubscription] = {}
+        self.is_away = False
+        """Flag: the controller was connected, and is not now, or does not answer."""
 
     def watch(self, key: str, on_names: OnNames) -> Callable[[], None]:
         """Call ``on_names`` with all endpoints under ``key`` (see `Watch`), now if known, then at each change.
