@@ -98,10 +98,18 @@ def _link(source: Path, target: Path) -> None:
 
 def _missing(place: Path) -> set[str]:
     """Return the payloads and results to which the copied database refers, and which are not there."""
+    # To open a database of an earlier release migrates it. The backup stays one that this release can start on, since
+    # it is what an operator goes back to.
+    kept = place / f"{DATABASE}.kept"
+    shutil.copy2(place / DATABASE, kept)
     with closing(Store(place, synchronous="OFF")) as copy:
         state = restore_state(copy, copy.load(), 0.0, None)
         missing = {blob for blob in state.blob_refs if not copy.has_blob(blob) and not _has_chunks(copy, blob)}
     (place / "lock").unlink()
+    for opened in place.glob(f"{DATABASE}*"):
+        if opened != kept:
+            opened.unlink()
+    kept.rename(place / DATABASE)
     return missing
 
 

@@ -170,3 +170,19 @@ def test_a_store_migrates_forward_in_one_transaction_and_a_copy_of_it_stays(
     copy.rename(tmp_path / "fray.db")
     with closing(Store(tmp_path)) as store:
         assert [(table, key) for table, key, _ in store.load().rows] == [("job", "j")]
+
+
+def test_a_backup_of_an_earlier_store_is_one_for_that_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator makes it by the command of the new release, and goes back to it with the old one."""
+    with closing(Store(tmp_path / "store")) as store:
+        store.save(meta={"epoch": 7})
+    with monkeypatch.context() as later:
+        later.setattr(store_module, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
+        later.setattr(store_module, "MIGRATIONS", {SCHEMA_VERSION: _add_table})
+        back_up(tmp_path / "store", tmp_path / "file.tar")
+    with tarfile.open(tmp_path / "file.tar") as archive:
+        assert sorted(name for name in archive.getnames() if "fray.db" in name) == ["./fray.db"]
+        assert archive.getmember("./fray.db").mode & 0o777 == 0o600
+    restore(tmp_path / "file.tar", tmp_path / "restored")
+    with closing(Store(tmp_path / "restored")) as restored:
+        assert restored.load().meta["epoch"] >= 7
