@@ -31,8 +31,10 @@ async def rotate(options: argparse.Namespace) -> int:
     """Run ``fray ca rotate``."""
     store, now = _store(options), time.time()
     if options.finish:
-        certificate_authority.load(store, now)
         certificate_authority.forget_previous(store)
+        if not certificate_authority.exists(store):
+            say(["the previous authority is accepted no longer; the present one is that of --ca-cert"])
+            return 0
     else:
         certificate_authority.rotate(store, now)
     _show(certificate_authority.load(store, now), options)

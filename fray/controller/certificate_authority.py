@@ -2,7 +2,8 @@
 
 The directory ``ca`` of the store has ``ca.pem``, the key and the certificate of the authority, and after a replacement
 ``previous.pem``: the previous authority's certificate, and one by which it vouches for the new one. Dialers that know
-either fingerprint connect, so nothing has to be restarted; the previous key is not kept. All files have mode 0600.
+either fingerprint connect, so nothing has to be restarted; the previous key is not kept. All files have mode 0600. Of a
+lab's own authority the directory has ``previous.pem`` only.
 """
 
 from __future__ import annotations
@@ -104,6 +105,28 @@ def load_given(certificate: Path, key: Path, now: float) -> TlsIdentity:
     return _checked(identity, where, now)
 
 
+def load_lab(store: Path, certificate: Path, key: Path, now: float, running: Authority | None) -> Authority:
+    """Return the authority of a lab from its files. When they were replaced, the one of before is kept in the store,
+    for the next start, too.
+
+    Args:
+        running: that of this controller so far; None at its start.
+
+    Raises:
+        InvalidRequest: see `load_given`.
+        OSError: the store cannot be written.
+    """
+    current = load_given(certificate, key, now)
+    if running is not None and running.current != current:
+        # Only now there is the key of the previous one, by which it vouches for this one.
+        authority = replace(running.current, current, now)
+        _write_previous(store, authority.previous)
+        return authority
+    previous = _read_previous(store)
+    # Else it is left from an authority that these files have replaced while no controller ran.
+    return Authority(current, previous if previous and certificates.has_same_key(previous, current.chain) else b"")
+
+
 def rotate(store: Path, now: float) -> Authority:
     """Replace the authority of a store by a new one, for which the previous one vouches. Raises as `load`."""
     old, new = load(store, now).current, _make(now)
@@ -133,12 +156,16 @@ def _checked(identity: TlsIdentity, where: str, now: float) -> TlsIdentity:
 
 
 def _write(store: Path, authority: Authority) -> None:
+    # In this order: between the two writes there is a previous authority that is the current one, which does no harm.
+    _write_previous(store, authority.previous)
+    write_atomically(store / DIRECTORY / OWN, authority.current.key + authority.current.chain, durable=True)
+
+
+def _write_previous(store: Path, previous: bytes) -> None:
     directory = store / DIRECTORY
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # In this order: between the two writes there is a previous authority that is the current one, which does no harm.
-    if authority.previous:
-        write_atomically(directory / PREVIOUS, authority.previous, durable=True)
-    write_atomically(directory / OWN, authority.current.key + authority.current.chain, durable=True)
+    if previous:
+        write_atomically(directory / PREVIOUS, previous, durable=True)
 
 
 def _read_previous(store: Path) -> bytes:
@@ -161,14 +188,12 @@ class CertificateAuthority:
     """The authority of a running controller. `refresh` is called now and then, by `run`.
 
     Args:
-        read: returns the authority as it is on disk, created if missing.
-        is_given: it is a lab's own, and its files may be replaced.
+        read: returns the authority as it is on disk, created if missing; called with the present one, None at first.
         clock: seconds since the epoch, of the wall.
         on_change: called when the fingerprints have changed, and at the start.
     """
 
-    read: Callable[[], Authority] = field(repr=False)
-    is_given: bool = False
+    read: Callable[[Authority | None], Authority] = field(repr=False)
     clock: Callable[[], float] = time.time
     on_change: Callable[[tuple[str, ...]], None] = lambda pins: None
     server: TlsServer = field(factory=TlsServer)
@@ -177,7 +202,7 @@ class CertificateAuthority:
     _renew_s: float = field(default=0.0, init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.authority = self.read()
+        self.authority = self.read(None)
         self._issue()
         self.on_change(self.pins)
 
@@ -198,14 +223,10 @@ class CertificateAuthority:
     def refresh(self) -> None:
         """Take over an authority that was replaced; renew the controller's own certificate at half of its time."""
         try:
-            found = self.read()
+            found = self.read(self.authority)
         except (FrayError, OSError) as error:
             _log.error("the certificate authority cannot be read; keeping the previous one: %s", error)
             found = self.authority
-        if self.is_given:
-            # The files of a lab's own authority say nothing about the one before.
-            same = found.current == self.authority.current
-            found = self.authority if same else replace(self.authority.current, found.current, self.clock())
         changed = found != self.authority
         if changed:
             _log.warning("the certificate authority was replaced", extra={"fingerprints": list(found.pins)})

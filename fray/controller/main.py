@@ -99,12 +99,10 @@ def _open_authority(options: Options) -> CertificateAuthority | None:
         return None
     from fray.controller import certificate_authority  # 45 ms
 
-    given = options.ca_cert is not None and options.ca_key is not None
-
-    def read() -> certificate_authority.Authority:
+    def read(running: certificate_authority.Authority | None) -> certificate_authority.Authority:
         if options.ca_cert is not None and options.ca_key is not None:
             files = options.ca_cert, options.ca_key
-            return certificate_authority.Authority(certificate_authority.load_given(*files, time.time()))
+            return certificate_authority.load_lab(options.store, *files, time.time(), running)
         if not certificate_authority.exists(options.store):
             return certificate_authority.create(options.store, time.time())
         return certificate_authority.load(options.store, time.time())
@@ -113,7 +111,7 @@ def _open_authority(options: Options) -> CertificateAuthority | None:
         write_pins(options, pins)
         _log.info("fingerprint of the certificate authority: %s", pins[0], extra={"fingerprints": list(pins)})
 
-    return certificate_authority.CertificateAuthority(read, is_given=given, on_change=on_change)
+    return certificate_authority.CertificateAuthority(read, on_change=on_change)
 
 
 async def _cancel_on_signal(scope: trio.CancelScope) -> None:

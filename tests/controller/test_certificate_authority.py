@@ -13,12 +13,12 @@ import trio
 
 from fray.controller import certificate_authority
 from fray.controller.certificate_authority import (
-    Authority,
     CertificateAuthority,
     create,
     forget_previous,
     load,
     load_given,
+    load_lab,
     rotate,
 )
 from fray.controller.options import make_token_reader, parse, write_pins
@@ -41,7 +41,7 @@ def wall() -> float:
 
 
 def running(store: Path, clock: Callable[[], float]) -> CertificateAuthority:
-    return CertificateAuthority(lambda: load(store, clock()), clock=clock)
+    return CertificateAuthority(lambda _: load(store, clock()), clock=clock)
 
 
 # Files ---------------------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ async def test_the_controllers_certificate_is_renewed_at_half_of_its_time(tmp_pa
 async def test_a_replaced_authority_is_taken_over_without_a_restart(tmp_path: Path, autojump_clock: Any) -> None:
     create(tmp_path, NOW)
     seen: list[tuple[str, ...]] = []
-    authority = CertificateAuthority(lambda: load(tmp_path, wall()), clock=wall, on_change=seen.append)
+    authority = CertificateAuthority(lambda _: load(tmp_path, wall()), clock=wall, on_change=seen.append)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(authority.run)
         new = rotate(tmp_path, wall())
@@ -168,16 +168,46 @@ async def test_files_that_cannot_be_read_change_nothing(tmp_path: Path, autojump
     assert authority.pins == before
 
 
-async def test_a_labs_own_authority_that_is_replaced_leaves_the_previous_one_accepted(
-    autojump_clock: Any,
+def lab_files(tmp_path: Path, name: str) -> tuple[Path, Path]:
+    lab = certificates.make_authority(name, NOW)
+    (tmp_path / "cert").write_bytes(lab.chain)
+    (tmp_path / "key").write_bytes(lab.key)
+    return tmp_path / "cert", tmp_path / "key"
+
+
+async def test_the_previous_authority_of_a_lab_is_accepted_until_it_is_dropped_also_after_a_restart(
+    tmp_path: Path, autojump_clock: Any
 ) -> None:
-    lab = [certificates.make_authority(name, NOW) for name in ("one", "two")]
-    authority = CertificateAuthority(lambda: Authority(lab[0]), is_given=True, clock=wall)
-    lab.pop(0)
+    def start() -> CertificateAuthority:
+        return CertificateAuthority(lambda running: load_lab(tmp_path / "store", *files, wall(), running), clock=wall)
+
+    files = lab_files(tmp_path, "one")
+    authority = start()
+    (first,) = authority.pins
+    lab_files(tmp_path, "two")
     for _ in range(2):
         authority.refresh()
         assert len(authority.pins) == 2
-        assert authority.pins[0] == lab[0].fingerprint
+        assert authority.pins[1] == first
+    restarted = start()
+    assert restarted.pins == authority.pins
+    assert restarted.authority.previous == authority.authority.previous
+    forget_previous(tmp_path / "store")
+    for one in (authority, restarted):
+        one.refresh()
+        assert one.pins == authority.pins[:1]
+
+
+async def test_a_lab_authority_that_was_replaced_while_no_controller_ran_has_no_previous_one(
+    tmp_path: Path, autojump_clock: Any
+) -> None:
+    files = lab_files(tmp_path, "one")
+    read = lambda running: load_lab(tmp_path / "store", *files, wall(), running)  # noqa: E731
+    authority = CertificateAuthority(read, clock=wall)
+    lab_files(tmp_path, "two")
+    authority.refresh()
+    lab_files(tmp_path, "three")
+    assert len(CertificateAuthority(read, clock=wall).pins) == 1
 
 
 # Nodes ---------------------------------------------------------------------------------------------------------------

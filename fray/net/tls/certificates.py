@@ -82,6 +82,11 @@ def cross_sign(new: TlsIdentity, old: TlsIdentity, now: float) -> bytes:
     return _text(_sign_authority(one.subject, public, other.subject, _read_key(old.key), now, life_s))
 
 
+def has_same_key(one: bytes, other: bytes) -> bool:
+    """Return whether two certificates (PEM; of a chain the first) are for the same public key."""
+    return bool(_read(one).public_key() == _read(other).public_key())
+
+
 def make_request(key: bytes) -> bytes:
     """Return a signing request (PEM) for the key. It names nothing: the authority knows who has sent it."""
     request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([])).sign(_read_key(key), _hash(key))
