@@ -91,6 +91,9 @@ def described(found: UsageInfo, max_width: int | None) -> list[str]:
     rows = [
         _row(tenant) for user in found.users for tenant in (user, *(n for n in found.namespaces if n.user == user.user))
     ]
+    # To a user, others are one line, but what they use of a namespace that is shared is not hidden.
+    shown = {user.user for user in found.users}
+    rows += [[tenant.user, *_row(tenant)[1:]] for tenant in found.namespaces if tenant.user not in shown]
     return [*fields(totals), "", *(table(heads, rows, max_width) if rows else ["no usage yet"])]
 
 

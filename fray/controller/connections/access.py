@@ -394,9 +394,9 @@ finds, names), or are about the sender by themselves (its session, its checkpoin
 
 FILTERED = (
     *(client.FindJob, client.ListJobs, client.ListGroups, client.ListReservations, client.ListActors),
-    *(client.FindActor, people.ListNamespaces, usage.GetQueue),
+    *(client.FindActor, people.ListNamespaces, usage.GetQueue, usage.GetUsage, client.ListNodes, WhatIf),
 )
-"""Requests whose answers are filtered."""
+"""Requests whose answers are filtered, where they are made or by `fray.controller.connections.hide_others`."""
 OF_SENDER = (
     *(client.ProvideSecrets, client.Register, client.Unregister, client.Unwatch, client.SaveCheckpoint),
     *(client.FetchCheckpoint, client.ReportWait, client.EndSession),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from attrs import evolve
 
@@ -16,6 +16,7 @@ from fray.controller.connections.access import AccessScope, admit, job_of, scope
 from fray.controller.connections.client_audit import ClientAudit
 from fray.controller.connections.client_logs import ClientLogs, LogFeed
 from fray.controller.connections.client_updates import ClientUpdates
+from fray.controller.connections.hide_others import hide_others
 from fray.controller.connections.hub import ConnectionHub
 from fray.controller.connections.relay import open_port_relay, open_relay
 from fray.controller.connections.session_errors import internal_error, session_ended
@@ -31,7 +32,7 @@ from fray.errors import (
     SessionEnded,
     Unsupported,
 )
-from fray.model.access.roles import Identity
+from fray.model.access.roles import Access, Identity, access_of
 from fray.model.access.user_keys import USER_KEY
 from fray.model.ids import Namespace
 from fray.model.messages import client as messages
@@ -94,7 +95,9 @@ class ClientConnection:
         self.scope = AccessScope(context.state, context.people, identity, namespace, job_of(hello.attempt_id))
         self.audit = ClientAudit(context, lambda: self._identity, hello.session, namespace, channel)
         self.logs = ClientLogs(context, log_feed, hub, hello.session)
-        self.updates = ClientUpdates(context, self.logs, lambda: scope_for(self, messages.Watch))
+        self.updates = ClientUpdates(
+            context, self.logs, lambda: scope_for(self, messages.Watch), hide_others=self._hide_others
+        )
         self._grace_s = context.state.config.driver_grace_s if hello.grace_s is None else hello.grace_s
         # Only drivers have a grace period; for a job's process its attempt decides, and tools own nothing.
         if hello.role is Role.DRIVER:
@@ -237,7 +240,14 @@ class ClientConnection:
 
     def reply(self, ref: int, message: object, blobs: Sequence[Bytes] = ()) -> None:
         self.audit.end(ref)
-        self._send(lambda: self.channel.reply(ref, message, blobs))
+        answer = self._hide_others(message)
+        self._send(lambda: self.channel.reply(ref, answer, blobs))
+
+    def _hide_others(self, message: Any) -> Any:
+        # By the role of the last request: a key that has expired since gets the answer to what was still admitted.
+        if access_of(self._identity.role, messages.Explain) is Access.ALL:
+            return message
+        return hide_others(self.context.state, self.scope, message)
 
     def refuse(self, ref: int, error: FrayError) -> None:
         self.audit.end(ref, error)

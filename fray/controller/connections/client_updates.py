@@ -7,6 +7,7 @@ by the subscriptions, and a slow client is sent the latest state of each.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import trio
 
@@ -28,9 +29,14 @@ class ClientUpdates:
     """Pending updates of one client."""
 
     def __init__(
-        self, context: ControllerContext, logs: ClientLogs, names_scope: Callable[[], NameFilter | None]
+        self,
+        context: ControllerContext,
+        logs: ClientLogs,
+        names_scope: Callable[[], NameFilter | None],
+        hide_others: Callable[[Any], Any] = lambda message: message,
     ) -> None:
         self._context = context
+        self._hide_others = hide_others
         self._names_scope = names_scope
         self._logs = logs
         self._jobs: dict[JobId, JobInfo] = {}
@@ -146,7 +152,7 @@ class ClientUpdates:
         # memory.
         info = self._jobs.pop(job_id).with_metrics(self._context.attempt_metrics.last_reported)
         info, value = self._context.attach_value(info)
-        channel.notice(messages.JobChanged(job=info), value)
+        channel.notice(self._hide_others(messages.JobChanged(job=info)), value)
 
     def _send_lines(self, channel: Channel, attempt: AttemptId | None = None) -> None:
         found = self._logs.take_lines(attempt)
