@@ -1,4 +1,4 @@
-"""What users see of jobs of others that are in their way: numbers and amounts, and no names."""
+"""Jobs of others that are in the way of a user: numbers and amounts in place of names."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ async def test_a_node_names_no_holders_of_other_users(autojump_clock: Any) -> No
         ("a-1, b-1 and 3 more", "2 jobs of other users and 3 more"),
         ("ended by a-1.", "ended by a job of another user."),
         ("a-1:0:3 on n1", "a job of another user:0:3 on n1"),
-        ("a-12 and xa-1 are no jobs", "a-12 and xa-1 are no jobs"),
+        ("a-12 and xa-1 ended", "a-12 and xa-1 ended"),
         ("", ""),
     ],
 )
