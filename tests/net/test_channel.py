@@ -28,8 +28,10 @@ from fray.errors import (
     Unauthorized,
     Unreachable,
 )
+from fray.model.messages.large_values import SIZE_LIMIT_BYTES
 from fray.model.messages.session import Goodbye, Hello, Refuse, Welcome
 from fray.net import codec
+from fray.net.buffers.chunks import COUNTED_BYTES
 from fray.net.channel import channel as channel_module
 from fray.net.channel import session
 from fray.net.channel.connection import STREAM_BYTES
@@ -47,6 +49,7 @@ from fray.net.channel.session import (
     PROTOCOL,
     SILENT_PERIODS,
     FragmentBudget,
+    make_transfer_budget,
 )
 from fray.net.codec import ACK, MORE, Bytes, Kind, encode_frame
 from fray.net.transport import Credential, PeerIdentity, Transport
@@ -1208,6 +1211,60 @@ async def test_incomplete_bodies_of_all_sessions_have_one_limit(autojump_clock: 
         first.abort()
 
 
+@pytest.mark.parametrize("over", ["session", "all"])
+async def test_incomplete_transfers_of_all_sessions_have_one_limit(over: str, autojump_clock: MockClock) -> None:
+    size = COUNTED_BYTES // 2
+    async with open_harness() as harness:
+        budget = FragmentBudget(limit_bytes=3 * size, key_limit_bytes=2 * size)
+        channel_module._transfer_budget.set(budget)
+        landed: list[tuple[str, int]] = []
+
+        async def announce(session: str, *numbers: int) -> Recorder:
+            near = await harness.dial(session=session)
+            far = harness.recorders[-1]
+            for number in numbers:
+                far.channel.bulk_in.expect(number, size, lambda buffer: landed.append((session, len(buffer))))
+            return near
+
+        def send(near: Recorder, count: int, whole: int = 0) -> None:
+            """Begin so many transfers, and complete the first ones."""
+            for number in range(1, count + 1):
+                view = memoryview(bytes(size if number <= whole else size - 1))
+                near.channel.mark_announced([near.channel.bulk_out.add(number, view)])
+
+        first, second = await announce("a", 1, 2, 3), await announce("b", 1)
+        send(first, 2)
+        send(second, 1, whole=1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert landed == [("b", size)]
+        assert budget.size_bytes == harness.recorders[0].channel.bulk_in.held_bytes == 2 * size
+        if over == "session":
+            send(first, 1)
+        else:
+            third = await announce("c", 1, 2)
+            send(third, 1)
+            await trio.testing.wait_all_tasks_blocked()
+            assert budget.size_bytes == 3 * size
+            assert [each.error for each in harness.recorders] == [None] * 3
+            send(third, 1)
+        await trio.testing.wait_all_tasks_blocked()
+        ended, *others = harness.recorders
+        assert isinstance(ended.error, ChannelFull)
+        assert "incomplete transfers of large buffers of all sessions are over the limit" in str(ended.error)
+        assert f"({3 * size} bytes, {2 * size} of one session), and this session has the most" in str(ended.error)
+        assert isinstance(first.error, ChannelFull), "its peer hears why"
+        assert [each.error for each in others] == [None] * len(others)
+        assert budget.size_bytes == sum(each.channel.bulk_in.held_bytes for each in others)
+        second.channel.send_nowait(Kind.CALL, 1, b"and on")
+        await others[0].wait_bodies(1)
+
+
+def test_the_limits_of_transfers_grow_with_the_memory_of_the_machine() -> None:
+    small, large = make_transfer_budget(2**30), make_transfer_budget(64 * 2**30)
+    assert SIZE_LIMIT_BYTES < small.key_limit_bytes < small.limit_bytes
+    assert (large.limit_bytes, large.key_limit_bytes) == (48 * 2**30, 32 * 2**30)
+
+
 async def test_a_listener_that_answers_nonsense_is_a_protocol_mismatch(autojump_clock: MockClock) -> None:
     async def nonsense(transport: Transport) -> None:
         await transport.receive()
@@ -1272,4 +1329,33 @@ async def test_a_channel_survives_lost_real_connections(tmp_path: Path) -> None:
         assert numbers(near) == numbers(far) == list(range(60))
         assert far.events.count("resumed") == 4
         await channel.close("done")
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_transfer_over_the_limit_ends_its_channel_in_the_middle_of_a_message(tmp_path: Path) -> None:
+    """Chunks are received from sockets straight into their place."""
+    rng, made = random.Random(1), list[Recorder]()
+    network = WebSocketNetwork(rng)
+
+    def record(channel: Channel) -> Recorder:
+        made.append(Recorder(channel))
+        return made[-1]
+
+    channel_module._transfer_budget.set(FragmentBudget(2 * COUNTED_BYTES, 2 * COUNTED_BYTES))
+    acceptor = Acceptor("host", lambda claim, greeting: (b"host", record), rng=rng)
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(network.listen, f"unix:{tmp_path}/s", lambda key_id: "key", acceptor.handle)
+        options: dict[str, Any] = {"greeting": lambda: b"", "handler": record, "incarnation": "d", "policy": CALLER}
+        channel = await nursery.start(partial(run_dialed, network, [address], CREDENTIAL, rng=rng, **options))
+        far, near = made
+        landed: list[int] = []
+        for number, size in ((1, 2 * COUNTED_BYTES), (2, 3 * COUNTED_BYTES)):
+            far.channel.bulk_in.expect(number, size, lambda buffer: landed.append(len(buffer)))
+            channel.mark_announced([channel.bulk_out.add(number, memoryview(bytes(size)))])
+            with trio.fail_after(60):
+                while len(landed) < number and near.error is None:
+                    await (far if number == 1 else near).changed.wait()
+        assert landed == [2 * COUNTED_BYTES], "one of exactly the limit arrives"
+        assert isinstance(far.error, ChannelFull)
+        assert isinstance(near.error, ChannelFull)
         nursery.cancel_scope.cancel()

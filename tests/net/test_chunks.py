@@ -63,6 +63,25 @@ def test_transfers_arrive_for_any_flows_and_ways_of_receiving(
                 into.on_chunk(number, piece)
         assert landed == {number: data for number, data in sent.items() if number not in dropped}
         assert out.waiting_bytes == 0
+        into.forget(dropped)
+        assert (into.held_bytes, len(into)) == (0, 0)
+
+
+def test_an_incomplete_transfer_is_counted_as_it_is_filled() -> None:
+    size, half = 2 * bulk.COUNTED_BYTES + 10, bulk.COUNTED_BYTES // 2
+    held: list[int] = []
+    into = ChunkReceiver(on_held=held.append)
+    into.expect(1, size, lambda buffer: None)
+    into.expect(2, 10, lambda buffer: None)
+    assert held == [], "an announcement takes no memory"
+    for _ in range(4):
+        into.on_chunk(1, bytes(half))
+    into.on_chunk(2, b"ab")
+    assert held == [2 * half, 4 * half, 4 * half + 10]
+    into.on_chunk(1, bytes(10))
+    assert held[3:] == [4 * half + 20, 10]
+    into.forget([2])
+    assert (into.held_bytes, held[5:]) == (0, [0])
 
 
 def test_no_chunk_is_sent_before_the_frame_that_announces_it() -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterable
 from math import inf
 from typing import TypeAlias
 
-from attrs import Factory, define
+from attrs import Factory, define, field
 
 from fray.errors import ProtocolMismatch
 from fray.model.messages.large_values import SIZE_LIMIT_BYTES
@@ -30,6 +30,8 @@ FLOWS_AT_ONCE = 4
 """Number of flows whose transfers take turns; more would only delay all of them."""
 PLACE_BYTES = ACK_BYTES + HEADER_BYTES
 """Number of bytes of a transport message that identify a chunk and its transfer."""
+COUNTED_BYTES = 4 * 1024 * 1024
+"""Step in which the memory of an incomplete transfer is counted: a large buffer takes memory as it is filled."""
 _BULK = int(Kind.BULK)
 _pack = HEADER.pack
 
@@ -142,6 +144,8 @@ class _Incoming:
     buffer: Bytes | None = None
     view: memoryview | None = None
     at: int = 0
+    counted: int = 0
+    """Bytes of memory it is counted with."""
 
 
 @define(eq=False)
@@ -149,6 +153,10 @@ class ChunkReceiver:
     """Announced transfers that are incomplete."""
 
     allocate: Allocate = bytearray
+    held_bytes: int = 0
+    """Memory of all incomplete transfers, in steps of `COUNTED_BYTES`."""
+    on_held: Callable[[int], None] = field(default=lambda held_bytes: None, repr=False)
+    """Called with `held_bytes` when it has changed. It may clear this receiver."""
     _expected: dict[int, _Incoming] = Factory(dict)
 
     def expect(self, number: int, size: int, on_complete: OnComplete) -> None:
@@ -161,7 +169,7 @@ class ChunkReceiver:
     def forget(self, numbers: Iterable[int]) -> None:
         """Discard the rest of these transfers."""
         for number in numbers:
-            self._expected.pop(number, None)
+            self._release(self._expected.pop(number, None))
 
     def place(self, start: Bytes, message_bytes: int) -> memoryview | None:
         """Return where to receive the body of a transport message that starts like this, if it is an expected chunk.
@@ -184,7 +192,7 @@ class ChunkReceiver:
             # position.
             incoming.at += size
             if incoming.at == incoming.size:
-                del self._expected[number]
+                self._release(self._expected.pop(number))
                 assert incoming.buffer is not None
                 incoming.view = None
                 incoming.on_complete(incoming.buffer)
@@ -199,6 +207,22 @@ class ChunkReceiver:
 
     def clear(self) -> None:
         self._expected.clear()
+        if self.held_bytes:
+            self.held_bytes = 0
+            self.on_held(0)
+
+    def _count(self, incoming: _Incoming, size: int) -> None:
+        """Count the memory of a transfer that takes another ``size`` bytes."""
+        if incoming.at + size > incoming.counted:
+            steps = (incoming.at + size - 1) // COUNTED_BYTES + 1
+            counted, incoming.counted = incoming.counted, min(incoming.size, steps * COUNTED_BYTES)
+            self.held_bytes += incoming.counted - counted
+            self.on_held(self.held_bytes)
+
+    def _release(self, incoming: _Incoming | None) -> None:
+        if incoming is not None and incoming.counted:
+            self.held_bytes -= incoming.counted
+            self.on_held(self.held_bytes)
 
     def __len__(self) -> int:
         return len(self._expected)
@@ -206,6 +230,7 @@ class ChunkReceiver:
     def _room(self, incoming: _Incoming, size: int) -> memoryview:
         if incoming.at + size > incoming.size or size == 0:
             raise ProtocolMismatch(f"the peer sent more than the {incoming.size} bytes it announced")
+        self._count(incoming, size)
         # Allocated with the first chunk: announcements cost the peer nothing, so they must not cost memory here.
         if incoming.view is None:
             incoming.buffer = self.allocate(incoming.size)

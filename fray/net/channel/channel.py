@@ -7,6 +7,7 @@ a `Connection` moves them while there is one. A channel ends once, for one reaso
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
@@ -26,6 +27,7 @@ from fray.net.channel.session import (
     FragmentBudget,
     ReceiveState,
     SendQueue,
+    make_transfer_budget,
 )
 from fray.net.channel.versions import explain_unsupported, own_release
 from fray.net.codec import FIRST_SEQUENCED, FRAGMENT_BYTES, HEADER, HEADER_BYTES, MESSAGE_LIMIT_BYTES, MORE, Bytes, Kind
@@ -41,6 +43,7 @@ CLOSE_S = 2.0
 """Longest duration of `Channel.close`."""
 _BULK = int(Kind.BULK)
 _budget: trio.lowlevel.RunVar[FragmentBudget] = trio.lowlevel.RunVar("fray fragments")
+_transfer_budget: trio.lowlevel.RunVar[FragmentBudget] = trio.lowlevel.RunVar("fray transfers")
 _pack = HEADER.pack
 
 
@@ -118,7 +121,7 @@ class Channel:
         self.inbox = ReceiveState(on_fragments=self._note_fragments)
         self.bulk_out = ChunkSender()
         """Large buffers to the peer: add to it, send the frame that announces them, then call `mark_announced`."""
-        self.bulk_in = ChunkReceiver()
+        self.bulk_in = ChunkReceiver(on_held=self._note_transfers)
         """Large buffers from the peer: call `expect` when a frame announces one."""
         self.may_share_memory = False
         """The peer is another process that may be on this host (`fray.net.buffers.shared_memory` can prove it)."""
@@ -528,16 +531,26 @@ class Channel:
         self._call(lambda handler: handler.on_batch())
 
     def _note_fragments(self, size_bytes: int) -> None:
-        session = _fragment_budget().note(self.key_id, self, size_bytes)
+        budget = _budget_of(_budget, FragmentBudget)
+        session = budget.note(self.key_id, self, size_bytes)
         if isinstance(session, Channel):
-            budget, size_bytes = _fragment_budget(), session.inbox.fragments_bytes
-            session.abort(
-                ChannelFull(
-                    f"incomplete messages of all sessions are over the limit ({budget.limit_bytes} bytes, "
-                    f"{budget.key_limit_bytes} of one key), and that of this session is the largest ({size_bytes})",
-                    held_bytes=size_bytes,
-                )
-            )
+            session._end_over_limit("messages", budget, "key", session.inbox.fragments_bytes)
+
+    def _note_transfers(self, held_bytes: int) -> None:
+        budget = _budget_of(_transfer_budget, lambda: make_transfer_budget(_memory_bytes()))
+        session = budget.note(self.session, self, held_bytes)
+        if isinstance(session, Channel):
+            session._end_over_limit("transfers of large buffers", budget, "session", session.bulk_in.held_bytes)
+
+    def _end_over_limit(self, what: str, budget: FragmentBudget, each: str, held_bytes: int) -> None:
+        error = ChannelFull(
+            f"incomplete {what} of all sessions are over the limit ({budget.limit_bytes} bytes, "
+            f"{budget.key_limit_bytes} of one {each}), and this session has the most ({held_bytes})",
+            held_bytes=held_bytes,
+            limit_bytes=budget.limit_bytes,
+        )
+        _ignored.write("%r ends: %s", self, error)
+        self.abort(error)
 
     def _on_ack(self, count: int) -> None:
         outbox = self.outbox
@@ -557,14 +570,18 @@ class Channel:
                 self.end(codec.error_from_dict(message.error) if message.error else orderly)
 
 
-def _fragment_budget() -> FragmentBudget:
+def _budget_of(of_loop: trio.lowlevel.RunVar[FragmentBudget], make: Callable[[], FragmentBudget]) -> FragmentBudget:
     """Return the budget of all channels in this loop: mostly the only one of the process."""
     try:
-        return _budget.get()
+        return of_loop.get()
     except LookupError:
-        budget = FragmentBudget()
-        _budget.set(budget)
+        budget = make()
+        of_loop.set(budget)
         return budget
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 HandlerFactory: TypeAlias = Callable[[Channel], Handler]

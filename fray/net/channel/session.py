@@ -39,6 +39,8 @@ FRAGMENTS_LIMIT_BYTES = 512 * 1024 * 1024
 """Limit of incomplete bodies of all sessions of a process."""
 KEY_FRAGMENTS_LIMIT_BYTES = 256 * 1024 * 1024
 """The same of all sessions of one key."""
+TRANSFERS_LEAST_BYTES = 8 * 1024 * 1024 * 1024
+"""Limit of incomplete transfers of all sessions of a process, on a machine with little memory: two of the largest."""
 HIGH_WATER_BYTES = 16 * 1024 * 1024
 """Amount above which `Channel.wait_room` waits."""
 # Acknowledgements usually travel in front of frames. For traffic in one direction these limits are far below every
@@ -301,10 +303,11 @@ class ReceiveState:
 
 @define(eq=False)
 class FragmentBudget:
-    """Sizes of the incomplete bodies of all sessions of a process, with a limit for all and one for each key.
+    """Sizes of what is incomplete in all sessions of a process, with a limit for all and one for each key.
 
-    Over a limit the session with the largest incomplete body has to end: among those of the key, or of the key with the
-    most. So one that never completes its bodies does not affect the small ones of others.
+    It counts incomplete bodies, or in another instance incomplete transfers of large buffers. Over a limit the session
+    with the largest amount has to end: among those of the key, or of the key with the most. So one that never completes
+    anything does not affect the small ones of others.
     """
 
     limit_bytes: int = FRAGMENTS_LIMIT_BYTES
@@ -313,7 +316,7 @@ class FragmentBudget:
     """Bytes by key and session."""
 
     def note(self, key_id: str, session: Hashable, size_bytes: int) -> Hashable | None:
-        """Record the size of a session's incomplete body; return the session that has to end, if any."""
+        """Record what is incomplete in a session; return the session that has to end, if any."""
         sessions = self._held.setdefault(key_id, {})
         sessions[session] = size_bytes
         if not size_bytes:
@@ -331,6 +334,17 @@ class FragmentBudget:
     @property
     def size_bytes(self) -> int:
         return sum(sum(held.values()) for held in self._held.values())
+
+
+def make_transfer_budget(memory_bytes: int) -> FragmentBudget:
+    """Return the budget of the transfers of a process on a machine with so much memory.
+
+    All together may take three quarters of it, those of one session half, and each the largest transfer that there is.
+    """
+    # By session: all callers of a host have the same key. In proportion to the memory, since many honest ones may
+    # arrive at the same time, and would fill it anyway.
+    most = max(TRANSFERS_LEAST_BYTES, memory_bytes // 4 * 3)
+    return FragmentBudget(limit_bytes=most, key_limit_bytes=max(TRANSFERS_LEAST_BYTES // 4 * 3, memory_bytes // 2))
 
 
 # Hello and welcome ---------------------------------------------------------------------------------------------------
