@@ -15,7 +15,7 @@ from typing import Any
 import trio
 from attrs import evolve
 
-from fray.errors import ChannelClosed, ChannelFull, FrayError
+from fray.errors import ChannelClosed, ChannelFull, FrayError, Unsupported
 from fray.model.ids import AttemptId, BlobId
 from fray.model.messages.client import ControllerHello
 from fray.model.messages.node import (
@@ -402,12 +402,15 @@ class ClusterMembership:
         self.health_monitor.capture_each(known, send)
 
     def notify(self, message: object) -> None:
-        """Send a notice to the controller, unless the channel has ended or is full."""
+        """Send a notice to the controller, unless the channel has ended or is full, or the
+        controller runs an older release."""
         if self.channel is not None:
             try:
                 self.channel.notice(message)
             except (ChannelClosed, ChannelFull):
                 pass
+            except Unsupported as error:
+                log.debug("not sent to an older controller: %s", error)
 
     async def request(self, message: object, blobs: Sequence[Bytes] = (), /) -> tuple[Any, Sequence[Bytes]]:
         """Send a request to the controller. It waits while there is no connection, and ends with this membership.

@@ -81,15 +81,24 @@ class Cluster:
 
     directory: Path
     store: Path
+    host: str = "127.0.0.1"
+    """Address of the controller; with one beyond loopback all connections have TLS."""
     port: int = field(factory=_free_port)
     running: dict[str, subprocess.Popen[bytes]] = field(factory=dict)
 
     @property
     def spec(self) -> str:
-        return f"fray://127.0.0.1:{self.port}"
+        return f"fray://{self.host}:{self.port}"
 
     def environ(self, tree: Path) -> dict[str, str]:
-        return {**os.environ, "PYTHONPATH": str(tree), "FRAY_TOKEN": TOKEN, "FRAY_CLUSTER_SPEC": self.spec}
+        environ = {**os.environ, "PYTHONPATH": str(tree), "FRAY_TOKEN": TOKEN, "FRAY_CLUSTER_SPEC": self.spec}
+        # With TLS the controller makes the token, which says whose certificates are accepted.
+        made = self.store / "token"
+        if made.exists():
+            environ["FRAY_TOKEN"] = made.read_text().strip()
+        elif self.host != "127.0.0.1":
+            del environ["FRAY_TOKEN"]
+        return environ
 
     def start(self, name: str, tree: Path, *arguments: str) -> subprocess.Popen[bytes]:
         """Start a Python program of a build; its output goes to a log of its name."""
@@ -107,7 +116,7 @@ class Cluster:
 
     def start_controller(self, tree: Path, *, wait: bool = True) -> None:
         """Start a controller on the store, and wait until it listens."""
-        listen = ("--listen", f"127.0.0.1:{self.port}", "--store", str(self.store), "--quarantine-share", "0")
+        listen = ("--listen", f"{self.host}:{self.port}", "--store", str(self.store), "--quarantine-share", "0")
         process = self.start("controller", tree, "-m", "fray.controller.main", *listen)
         if wait:
             wait_until(lambda: process.poll() is not None or self._is_listening(), "the controller listens")
@@ -115,7 +124,7 @@ class Cluster:
 
     def _is_listening(self) -> bool:
         try:
-            socket.create_connection(("127.0.0.1", self.port)).close()
+            socket.create_connection((self.host, self.port)).close()
         except OSError:
             return False
         return True

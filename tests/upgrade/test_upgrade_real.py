@@ -14,6 +14,7 @@ from attrs import evolve
 
 from fray.model.messages.session import VERSION
 from fray.net.channel.versions import WIRE_VERSIONS
+from tests.processes.test_tls_real import HOST
 from tests.upgrade.builds import ROOT, WITHIN_S, Cluster, export_distant, export_previous, open_cluster, wait_until
 from tests.upgrade.wire_schema import SNAPSHOT
 
@@ -184,6 +185,19 @@ def test_a_new_driver_and_a_new_node_work_with_an_old_controller(cluster: Cluste
     cluster.start_node("new", ROOT)
     for tree in (previous, ROOT):
         assert hello(cluster, tree) == "1024 [1, 3, 6]\n"
+
+
+@pytest.mark.skipif(not HOST, reason="this machine has no address but loopback")
+def test_both_builds_work_together_over_tls(cluster: Cluster, previous: Path) -> None:
+    cluster.host = HOST
+    cluster.start_controller(previous)
+    cluster.start_node("n", previous)
+    assert hello(cluster, ROOT) == "1024 [1, 3, 6]\n"
+    replace_controller(cluster, ROOT)
+    assert hello(cluster, previous) == "1024 [1, 3, 6]\n"
+    cluster.stop("n")
+    cluster.start_node("n", ROOT)
+    assert hello(cluster, previous) == "1024 [1, 3, 6]\n"
 
 
 def test_a_release_too_far_away_is_refused_by_the_same_line_on_both_sides(cluster: Cluster, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ BASE: Schema = {
     "capabilities": {"old": []},
     "frames": {"header": "<IBB", "kinds": {"HELLO": 1}},
     "calls": {"AGAIN": 4},
+    "pickled": ["fray.api:Handle"],
     "messages": {"Launch": "Launch"},
     "store": {"version": 2, "rows": {"job": "JobRow"}},
     "types": {
@@ -62,6 +63,7 @@ def field(name: str, text: str) -> Callable[[Schema], object]:
         (lambda new: new["frames"]["kinds"].update(HELLO=2), "frames: kinds was .* never changes"),
         (lambda new: new["frames"].update(header="<Q"), "frames: header was <IBB and is <Q"),
         (lambda new: new["calls"].update(AGAIN=8), "calls: AGAIN was 4 and is 8"),
+        (lambda new: new["pickled"].clear(), "fray.api:Handle was removed, renamed or moved"),
         (lambda new: new["capabilities"].clear(), "capability 'old' was removed"),
         (lambda new: new.update(wire_versions=[3, 4]), "WIRE_VERSIONS is 3 to 4 and the previous"),
     ],

@@ -6,6 +6,7 @@ previous release is in ``wire_schema.json``; `problems` compares it with that of
 
 from __future__ import annotations
 
+import ast
 import json
 import struct
 import sys
@@ -27,8 +28,10 @@ RULES = "see CONTRIBUTING.md, Compatibility between releases"
 def schema() -> dict[str, Any]:
     """Return the schema of the build that is imported as `fray`."""
     # Here, and not above: the directory of another build may have been put in front.
+    import fray
     from fray.controller import store
-    from fray.net import codec
+    from fray.net import auth, codec
+    from fray.net.transports import http_upgrade
     from fray.runtime.calls import wire
     from fray.scheduler.state.rows import TABLES
 
@@ -44,6 +47,10 @@ def schema() -> dict[str, Any]:
             "acknowledgement": codec.ACK.format,
             "kinds": {kind.name: kind.value for kind in codec.Kind},
             "flags": {"MORE": codec.MORE, "META": codec.META},
+            "handshake": {
+                **{name: getattr(auth, name) for name in ("SCHEME", "DIAL", "LISTEN")},
+                **{name: getattr(http_upgrade, name) for name in ("RESOURCE", "CHALLENGE", "PROOF")},
+            },
         },
         "calls": {
             **{
@@ -54,6 +61,7 @@ def schema() -> dict[str, Any]:
             **{name: value.format for name, value in sorted(vars(wire).items()) if isinstance(value, struct.Struct)},
         },
         "messages": messages,
+        "pickled": sorted(set(_pickled(Path(fray.__file__).parent))),
         "store": {"version": store.SCHEMA_VERSION, "rows": rows},
         "types": dict(sorted(types.items())),
     }
@@ -110,6 +118,37 @@ def _default(field: Any) -> str:
     return f" = {to_json(value)}"
 
 
+def _pickled(package: Path) -> Iterator[str]:
+    """Yield what pickles name: errors, classes with a `__reduce__`, and the functions that it names."""
+    for file in package.rglob("*.py"):
+        text = file.read_text()
+        module = ".".join(["fray", *file.relative_to(package).with_suffix("").parts]).removesuffix(".__init__")
+        if module == "fray.errors":
+            yield from (f"{module}:{each.name}" for each in ast.parse(text).body if isinstance(each, ast.ClassDef))
+        if "def __reduce__" not in text or module.startswith(("fray.v2.ray_backend", "fray.v2.iris")):
+            continue
+        tree = ast.parse(text)
+        imported = {
+            name.asname or name.name: f"{each.module}:{name.name}"
+            for each in tree.body
+            if isinstance(each, ast.ImportFrom)
+            for name in each.names
+        }
+        for cls in (each for each in ast.walk(tree) if isinstance(each, ast.ClassDef)):
+            for method in cls.body:
+                if isinstance(method, ast.FunctionDef) and method.name == "__reduce__" and _returns(method):
+                    yield f"{module}:{cls.name}"
+                    for each in ast.walk(method):
+                        if isinstance(each, ast.Return) and isinstance(each.value, ast.Tuple):
+                            first = each.value.elts[0]
+                            if isinstance(first, ast.Name):
+                                yield imported.get(first.id, f"{module}:{first.id}")
+
+
+def _returns(method: ast.FunctionDef) -> bool:
+    return method.returns is None or ast.unparse(method.returns) != "NoReturn"
+
+
 # The rules -----------------------------------------------------------------------------------------------------------
 
 
@@ -130,6 +169,8 @@ def problems(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
     if new["wire_versions"][0] <= old["wire_versions"][1]:
         for name in sorted(old["messages"].keys() - new["messages"].keys()):
             yield f"message {name} was removed or renamed: {_kept()}"
+    for name in sorted(set(old["pickled"]) - set(new["pickled"])):
+        yield f"{name} was removed, renamed or moved: pickles of the previous release name it. Keep that name; {RULES}"
     for name in sorted(new["messages"].keys() - old["messages"].keys()):
         if name not in guarded:
             yield _unguarded(name, "message")

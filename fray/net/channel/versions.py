@@ -20,7 +20,7 @@ from fray.model.messages.session import VERSION, Hello, Refuse, Welcome
 WIRE_VERSIONS = (1, 2)
 """Oldest and newest version of the wire format that this release speaks. Version 1: everything before versions were
 sent; it ends a channel at the first message that it does not know."""
-CAPABILITIES: Mapping[str, tuple[str, ...]] = {"unsupported": ()}
+CAPABILITIES: Mapping[str, tuple[str, ...]] = {"moved-nodes": ("NodeMoved",), "unsupported": ()}
 """Capability: the messages that may be sent only to a peer that has it, as ``Message``; what its senders themselves
 have to look at, as ``Enumeration.VALUE`` or ``Message.field``. ``unsupported``: unknown requests are answered with
 `Unsupported`, unknown notices ignored."""
