@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 import ssl
+import struct
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -27,6 +28,7 @@ from fray.net.tls.identity import (
     write_pem,
 )
 from fray.net.transport import Transport
+from fray.net.transports import sockets
 from fray.net.transports.tls_dialer import TlsDialer
 from fray.net.transports.tls_listener import TlsServer
 from fray.net.transports.tls_socket import TlsSocket, handshake, wrap
@@ -344,6 +346,41 @@ async def test_a_listener_without_tls_is_not_accepted() -> None:
     async with listener(NetworkUnderTest(WebSocketNetwork(), "tcp:127.0.0.1:0")) as (address, _):
         with pytest.raises((ProtocolMismatch, Unreachable), match="TLS"):
             await dial(address.replace("tcp:", "tls:") + "#" + "ab" * 32)
+
+
+@pytest.mark.parametrize("moment", ["connected", "during the handshake"])
+async def test_a_connection_that_is_reset_before_it_is_encrypted_is_a_lost_one(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with trio.socket.socket() as listener:
+        await listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        is_connected, is_reset = trio.Event(), trio.Event()
+
+        async def reset() -> None:
+            sock, _ = await listener.accept()
+            await is_connected.wait()
+            if moment != "connected":
+                await sock.recv(1)
+            # Closed like this, the kernel sends a reset.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            sock.close()
+            is_reset.set()
+
+        connect = sockets.connect
+
+        async def connect_late(address: sockets.Address) -> tuple[socket.socket, str]:
+            found = await connect(address)
+            is_connected.set()
+            if moment == "connected":
+                await is_reset.wait()
+            return found
+
+        monkeypatch.setattr(sockets, "connect", connect_late)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reset)
+            with pytest.raises(Unreachable, match="the connection was lost during the handshake"):
+                await dial(f"tls:127.0.0.1:{listener.getsockname()[1]}#{'0' * 64}")
 
 
 async def test_older_versions_of_tls_are_refused() -> None:

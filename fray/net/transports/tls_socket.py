@@ -125,11 +125,18 @@ def wrap(sock: socket.socket, context: ssl.SSLContext, *, server_name: str | Non
 
     Args:
         server_name: that the listener's certificate must have. None: this is the listener's end.
+
+    Raises:
+        OSError: the connection broke.
     """
     context.sslsocket_class = TlsSocket
-    wrapped = context.wrap_socket(
-        sock, server_side=server_name is None, server_hostname=server_name, do_handshake_on_connect=False
-    )
+    try:
+        wrapped = context.wrap_socket(
+            sock, server_side=server_name is None, server_hostname=server_name, do_handshake_on_connect=False
+        )
+    # It has been reset: `wrap_socket` reads from it then, when there is nothing yet that could decrypt.
+    except ValueError as error:
+        raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)) from error
     assert isinstance(wrapped, TlsSocket)
     return wrapped
 

@@ -108,8 +108,12 @@ class WebSocketNetwork:
             raise InvalidRequest(
                 f"{target.text} has no fingerprint of a certificate; expected tls:HOST:PORT#FINGERPRINT"
             )
-        sock = await self.tls_dialer.connect(target, shows_identity=shows_identity)
-        return sock, sockets.tcp_name(*sock.getpeername()[:2])
+        try:
+            sock = await self.tls_dialer.connect(target, shows_identity=shows_identity)
+            return sock, sockets.tcp_name(*sock.getpeername()[:2])
+        # A reset at any moment from the established connection on, also within `wrap_socket`: it is dialed again.
+        except OSError as error:
+            raise explain(error, target.text) from error
 
     async def _upgrade(
         self, sock: socket.socket, target: Address, name: str, credential: Credential | None
