@@ -293,7 +293,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "node": (
         ("certificate", "config", "linux", "port_tunnels", "ports", "prepare", "reconcile", "secrets", "state_reports"),
-        ("containers", "joining", "logs", "resources"),
+        ("accounts", "containers", "joining", "logs", "resources"),
         ("controller_requests", "inventory", "job_process", "launcher", "node_details"),
         ("environments", "health", "self_test", "shim", "workspaces"),
         ("membership", "zygotes"),

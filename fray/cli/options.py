@@ -361,7 +361,11 @@ def _doctor(verbs: Verbs) -> None:
         action="append",
         default=[],
         metavar="DIR",
-        help="also check the space for this directory (--store, --state-dir); may be repeated",
+        help="also check the space for this directory (--store, --state-dir), and the uids of a node there; may be "
+        "repeated",
+    )
+    parser.add_argument(
+        "--job-uids", metavar="FIRST-LAST", help="also check whether fray-node can use this range of uids for jobs"
     )
 
 

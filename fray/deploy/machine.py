@@ -69,7 +69,10 @@ async def open_machine(
     directory, children = processes.directory, processes.children
     rng = random.SystemRandom()
     token = f"{rng.getrandbits(256):064x}"
-    socket = f"unix:{directory.path}/controller.sock"
+    # Nothing but sockets is there: containers see it.
+    sockets = f"{directory.path}/sockets"
+    os.mkdir(sockets, 0o700)
+    socket = f"unix:{sockets}/controller"
     total = read_capacity()
     claims = [find_ports(OFFERED_EMBEDDED, rng) for _ in children]
     configs = [
@@ -98,9 +101,8 @@ async def open_machine(
                 nursery.start_soon(child.watch)
             # Here, while the nodes start and there is time.
             remove_abandoned()
-            driver_directory = f"{directory.path}/driver"  # jobs connect to it directly, and may share its memory
-            os.mkdir(driver_directory, 0o700)
-            driver = open_driver(network, token, rng, namespace=namespace, on_log=on_log, directory=driver_directory)
+            # Jobs connect to it directly, and may share its memory.
+            driver = open_driver(network, token, rng, namespace=namespace, on_log=on_log, directory=sockets)
             async with driver as runtime:
                 yield runtime
         finally:

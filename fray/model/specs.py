@@ -270,6 +270,8 @@ class EndReason(StrEnum):
     """Ran for its ``time_limit_s``. Never retried."""
     PORT_TAKEN = "port_taken"
     """Another process held one of its allocated ports: it was not started. Counts against no budget."""
+    NO_ACCOUNT = "no_account"
+    """All accounts of its machine were in use by other users: it was not started. Counts against no budget."""
 
 
 class ExitRule(StrEnum):
@@ -556,6 +558,28 @@ class ObservedAttempt:
 
 
 @frozen(kw_only=True)
+class JobAccount:
+    """Account of the machine under which the jobs of one user run."""
+
+    uid: int
+    gid: int
+    name: str
+    """Name of the user, for programs that ask for it."""
+    directory: str
+    """Directory of what the account keeps between attempts; of root, as are the names in it."""
+
+    @property
+    def home(self) -> str:
+        """Home directory."""
+        return f"{self.directory}/home"
+
+    @property
+    def environments(self) -> str:
+        """Directory of the environments that were built for it."""
+        return f"{self.directory}/environments"
+
+
+@frozen(kw_only=True)
 class AttemptSpec:
     """Input of one attempt's process; passed on a file descriptor, never on a command line."""
 
@@ -566,7 +590,11 @@ class AttemptSpec:
     key: str = field(repr=False)
     payload_path: str | None = None
     directory: str = ""
-    """The attempt's own directory (exists, mode 0700), which also holds its Unix sockets."""
+    """The attempt's own directory (exists, mode 0700)."""
+    sockets: str = ""
+    """Directory of its Unix sockets (exists, mode 0700). Empty: its own directory."""
+    account: JobAccount | None = None
+    """Account that it runs under; None: that of the node."""
     node: str = ""
     advertise: str = "127.0.0.1"
     """Host or IP under which peers reach this node's TCP listeners."""

@@ -2,7 +2,7 @@
 
 The sub-packages, in the order of dependence:
 
-- `linux`: process trees, control groups, removal of directories.
+- `linux`: process trees, control groups, removal of directories. `accounts`: an account of each user's jobs.
 - `logs`: the logs of attempts on disk. `health`: health checks, stall detection and metrics of running attempts.
 - `resources`: CPUs, devices and limits of attempts. `workspaces`, `containers`: files and images that attempts need.
 - `job_process`: what runs in the process of a job before user code, and the outcome it leaves.

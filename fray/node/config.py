@@ -95,6 +95,8 @@ class NodeConfig:
     """Directory of reproducible data, shared by all nodes of this machine and user. Default: ``~/.cache/fray``."""
     lease_s: float = 600.0
     """Seconds of silence after which the controller places the node's attempts elsewhere."""
+    job_uids: str = ""
+    """Range of uids for jobs (`fray.node.accounts`), ``FIRST-LAST``; empty: they run under the account of the node."""
     secrets_dir: str = ""
     """Directory of `fray.node.secrets`; empty: this node has none."""
     pid_namespace: PidNamespaceMode = PidNamespaceMode.AUTO

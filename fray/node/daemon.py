@@ -24,6 +24,8 @@ from fray.net.process_identity import process_mark
 from fray.net.transport import Bytes
 from fray.net.transports.tls_dialer import TlsDialer
 from fray.net.transports.websocket import WebSocketNetwork
+from fray.node.accounts.table import AccountTable
+from fray.node.accounts.uid_range import EXAMPLE, parse_uids
 from fray.node.attempts.process_launcher import ProcessLauncher
 from fray.node.certificate import NodeCertificate
 from fray.node.config import MemoryLimitMode, NodeConfig
@@ -39,6 +41,11 @@ from fray.node.zygotes.zygote import ForkedZygote
 
 if TYPE_CHECKING:
     from fray.node.workspaces.preparer import WorkspacePreparer
+
+AS_ROOT = (
+    "jobs run as root: they can read the cluster's token and all that is on this machine. Start fray-node with "
+    f"--job-uids FIRST-LAST (such as {EXAMPLE}), or under an account of its own"
+)
 
 log = logging.getLogger("fray.node")
 
@@ -92,6 +99,7 @@ async def serve_daemon(config: NodeConfig, zygote: ForkedZygote | None = None) -
         log_rules=config.logs,
         environments=_make_environments(config),
         descriptors=inherited,
+        accounts=AccountTable(parse_uids(config.job_uids), Path(config.state_dir)) if config.job_uids else None,
     )
     store = cache_directory(config) / "workspaces"
     # In front of the environments, which read the workspace's pyproject.toml and uv.lock.
@@ -109,13 +117,26 @@ async def serve_daemon(config: NodeConfig, zygote: ForkedZygote | None = None) -
             certificate = _load_certificate(config)
             network = WebSocketNetwork(tls_dialer=certificate.dialer if certificate is not None else None)
             rng = random.SystemRandom()
-            await run_node(config, network, launcher, rng=rng, leave=leave, certificate=certificate)
+            await run_node(
+                config, network, launcher, rng=rng, leave=leave, certificate=certificate, task_status=_Joined(config)
+            )
         except FrayError as error:
             # Raised outside of the nursery, which would wrap it in an ExceptionGroup.
             refused = error
         nursery.cancel_scope.cancel()
     if refused is not None:
         raise refused
+
+
+class _Joined:
+    """Status of `run_node` that warns, once it has joined, if jobs have root's account."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._is_unsafe = os.geteuid() == 0 and not config.job_uids and config.parent_pid is None
+
+    def started(self, value: object = None) -> None:
+        if self._is_unsafe:
+            log.warning("%s", AS_ROOT)
 
 
 def _load_certificate(config: NodeConfig) -> NodeCertificate | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import socket
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,16 @@ from fray.errors import FrayError, InvalidRequest
 from fray.model.ids import check_name
 from fray.model.join_tokens import split_pins, split_tokens
 from fray.model.resources import Capacity, Device, PortRange, parse_bytes
+from fray.model.specs import JobAccount
 from fray.net import daemon_logging
 from fray.net.cluster_token import TOKEN_FILE_VARIABLE, read_token_file
 from fray.net.controller_address import controller_address, is_elsewhere
 from fray.net.memory_protection import forbid_inspection
 from fray.net.switch_interval import shorten_switch_interval
+from fray.node.accounts.switch import check_enterable, check_readable, interpreter_paths
+from fray.node.accounts.uid_range import EXAMPLE as EXAMPLE_UIDS
+from fray.node.accounts.uid_range import check_uids, parse_uids
+from fray.node.accounts.uid_range import holding as holding_uids
 from fray.node.config import LEASE_MIN_S, EnvironmentLimits, MemoryLimitMode, NodeConfig, PidNamespaceMode
 from fray.node.daemon import serve_daemon
 from fray.node.inventory import read_capacity
@@ -61,6 +67,7 @@ _FILE_KEYS = {
     "tpus": (int, list),
     "attributes": dict,
     "ports": str,
+    "job_uids": str,
     "secrets": str,
     "environments": dict,
     **FILE_KEYS,
@@ -80,7 +87,7 @@ _OPTIONS = (
         "lease_s",
         "drain_s",
     ),
-    *("pid_namespace", "memory_limit", "ports", "secrets", *FILE_KEYS),
+    *("pid_namespace", "memory_limit", "ports", "job_uids", "secrets", *FILE_KEYS),
 )
 """Keys of the file that are command-line options, too; the command line takes precedence."""
 
@@ -94,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         daemon_logging.configure(options.json_lines)
         forbid_inspection()
         # As long as the node runs, so that no other node of this machine offers the same ports.
-        with _claim(config.capacity.ports) as claim:
+        with _claim(config.capacity.ports) as claim, _hold_accounts(config):
             trio.run(serve_daemon, evolve(config, capacity=evolve(config.capacity, ports=claim.ports)))
     except (FrayError, OSError) as error:
         print(f"fray-node: {error}", file=sys.stderr)
@@ -111,6 +118,29 @@ def _take_environ() -> Mapping[str, str]:
 
 def _claim(ports: PortRange) -> PortClaim:
     return claim_ports(ports) if ports.first else find_ports(ports.count, random.SystemRandom())
+
+
+@contextlib.contextmanager
+def _hold_accounts(config: NodeConfig) -> Iterator[None]:
+    """Hold the range of ``--job-uids``, if one is given, while the node runs.
+
+    Raises:
+        InvalidRequest: the range cannot be used on this machine.
+    """
+    if not config.job_uids:
+        yield
+        return
+    uids = parse_uids(config.job_uids)
+    check_uids(uids)
+    # Its parents, too: an account has to reach its own directories below it.
+    state_dir = Path(config.state_dir)
+    state_dir.mkdir(mode=0o711, parents=True, exist_ok=True)
+    state_dir.chmod(0o711)
+    with holding_uids(uids):
+        # While there is one thread.
+        check_enterable(state_dir)
+        check_readable(JobAccount(uid=uids.first, gid=uids.first, name="", directory=""), interpreter_paths())
+        yield
 
 
 # The command line ----------------------------------------------------------------------------------------------------
@@ -199,6 +229,12 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
         "jobs; off: jobs may use more than they requested",
     )
     parser.add_argument(
+        "--job-uids",
+        metavar="FIRST-LAST",
+        help="as root: run the jobs of each user under a uid of this range that is the user's alone, such as "
+        f"{EXAMPLE_UIDS} (default: all jobs run under the account of fray-node)",
+    )
+    parser.add_argument(
         "--secrets",
         metavar="DIR",
         help="directory with a file (mode 600) for each secret that jobs may request, by its name",
@@ -231,7 +267,8 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
     lease_s = float(settings.get("lease_s", 600.0))
     if lease_s < LEASE_MIN_S:
         raise InvalidRequest(f"lease_s={lease_s:g} must be {LEASE_MIN_S:g} seconds or more")
-    state_dir = _state_dir(settings.get("state_dir"), name, environ)
+    job_uids = _job_uids(settings, controller)
+    state_dir = _state_dir(settings.get("state_dir"), name, environ, shared=bool(job_uids))
     detected = read_capacity()
     capacity = override(detected, settings)
     config = NodeConfig(
@@ -251,6 +288,7 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
         lease_s=lease_s,
         parent_pid=settings.get("parent_pid"),
         drain_s=_drain_s(settings.get("drain_s", 0.0)),
+        job_uids=job_uids,
         secrets_dir=check_directory(settings["secrets"]) if "secrets" in settings else "",
         logs=log_rules(settings),
         environments=_environment_limits(settings.get("environments", {})),
@@ -360,7 +398,27 @@ def _local_address(controller: str) -> str:
         return socket.gethostname()
 
 
-def _state_dir(settings: str | None, name: str, environ: Mapping[str, str]) -> str:
+def _job_uids(settings: Mapping[str, Any], controller: str) -> str:
+    """Return the range of uids for jobs, checked together with the rest of the configuration."""
+    if "job_uids" not in settings:
+        return ""
+    uids = parse_uids(settings["job_uids"])
+    if controller.startswith("unix:"):
+        # Its socket admits the account of the controller alone.
+        raise InvalidRequest(
+            f"--job-uids {uids}: jobs under other accounts cannot connect to {controller}; let fray-controller "
+            f"--listen 127.0.0.1:{DEFAULT_PORT}, and write --controller fray://127.0.0.1:{DEFAULT_PORT}"
+        )
+    for key in ("token_file", "join_token_file"):
+        file = settings.get(key)
+        if file and Path(file).expanduser().stat().st_mode & 0o077:
+            raise InvalidRequest(f"--job-uids {uids}: jobs could read {file}: chmod 600 {file}")
+    return str(uids)
+
+
+def _state_dir(settings: str | None, name: str, environ: Mapping[str, str], *, shared: bool) -> str:
+    if shared and not settings:
+        return f"/var/lib/fray/node-{name}"  # root's home directory is closed to the accounts of jobs
     home = environ.get("XDG_STATE_HOME") or "~/.local/state"
     return str(Path(settings or f"{home}/fray/node-{name}").expanduser().absolute())
 

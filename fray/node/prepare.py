@@ -49,6 +49,8 @@ class PreparedEnvironment:
     """Working directory. Default: the author's directory if it exists here, else the attempt's own."""
     sys_path: tuple[str, ...] = ()
     """Entries in front of everything else on ``sys.path``, also of installed packages of the same names."""
+    starts_cold: bool = False
+    """True if ``interpreter`` is executed for the attempt alone, and no zygote runs it."""
     image: str = ""
     """Image of its container; empty: no container."""
     engine: str = ""

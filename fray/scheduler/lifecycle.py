@@ -131,6 +131,7 @@ FINAL_STATE: Mapping[EndReason, JobState] = {
     EndReason.UNSCHEDULABLE: JobState.FAILED,
     EndReason.TIME_LIMIT: JobState.FAILED,
     EndReason.PORT_TAKEN: JobState.FAILED,
+    EndReason.NO_ACCOUNT: JobState.FAILED,
 }
 
 
@@ -273,7 +274,8 @@ class Budget(StrEnum):
     SIBLING = "sibling"
     """Free: the job restarts because a sibling does."""
     PORTS = "taken ports"
-    """Free but bounded: processes that Fray does not manage hold ports the job was given."""
+    """Free but bounded: processes that Fray does not manage hold ports the job was given, or other users have all
+    accounts of the machine."""
 
 
 BUDGETS: Mapping[EndReason, Budget | None] = {
@@ -292,6 +294,7 @@ BUDGETS: Mapping[EndReason, Budget | None] = {
     EndReason.UNSCHEDULABLE: None,
     EndReason.TIME_LIMIT: None,
     EndReason.PORT_TAKEN: Budget.PORTS,
+    EndReason.NO_ACCOUNT: Budget.PORTS,
 }
 """None: never retried. (GANG is never a job's first cause as long as nodes report correctly; a node that reports it
 unasked has it counted as a failure.)"""

@@ -16,6 +16,7 @@ from fray.cli.administration.doctor import Result, check_controller, check_disk,
 from fray.cli.main import main
 from fray.model.messages.client import ControllerHello, NodeInfo
 from fray.model.messages.session import VERSION
+from fray.node.accounts import uid_range
 
 HELLO = ControllerHello(cluster_id="c0ffee00", epoch=3, version=fray.__version__, now=1000.0)
 NODE = NodeInfo(
@@ -37,6 +38,39 @@ def test_without_a_cluster_it_checks_this_machine(
     main(["doctor"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "skipped  cluster      none given (--cluster, FRAY_CLUSTER_SPEC)"
+
+
+def test_a_range_of_uids_for_jobs_is_checked_in_one_line_for_each_condition(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    passwd, subuid = tmp_path / "passwd", tmp_path / "subuid"
+    passwd.write_text("ada:x:310000001:100::/home/ada:/bin/sh\n")
+    subuid.write_text("ada:310000002:65536\n")
+    monkeypatch.setattr(uid_range, "ACCOUNT_FILES", (passwd,))
+    monkeypatch.setattr(uid_range, "SUBORDINATE_FILES", (subuid,))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    lines = [each.line() for each in doctor.check_job_uids("310000000-310000009")]
+    assert lines[:3] == [
+        "failed   job uids     this is not root, which alone may change the accounts of jobs: start fray-node as root",
+        f"failed   job uids     ada of {passwd} has 310000001: choose a range that no account has",
+        f"failed   job uids     ada of {subuid} has 310000002-310065537: choose a range outside of it: rootless "
+        "containers run under these ids",
+    ]
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    lines = [each.line() for each in doctor.check_job_uids("320000000-320000009")]
+    assert lines[:3] == [
+        "ok       job uids     this is root, which may change the accounts of jobs",
+        "ok       job uids     no account and no group of this machine is in 320000000-320000009",
+        "ok       job uids     no subordinate ids of this machine are in 320000000-320000009",
+    ]
+    assert [each.line() for each in doctor.check_job_uids("12")] == [
+        "failed   job uids     --job-uids 12: expected FIRST-LAST, such as 200000-200999: write --job-uids "
+        "200000-200999, for example"
+    ]
+    # The range of a node is found in its state.
+    (tmp_path / "accounts.json").write_text(json.dumps({"uids": "12", "users": {}}))
+    assert main(["doctor", "--directory", str(tmp_path)]) == 1
+    assert "--job-uids 12: expected FIRST-LAST" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_a_pipe_that_is_still_held_open_when_the_node_has_died_costs_no_cpu_time
     node_end, shim_end = socket.socketpair()
     node_pidfd = os.pidfd_open(pid)  # also of a process that has ended
     try:
-        loop = ShimLoop(attempt_spec, child, NodeSocket(shim_end), node_pidfd, LogWriter(tmp_path))
+        loop = ShimLoop(attempt_spec, tmp_path, child, NodeSocket(shim_end), node_pidfd, LogWriter(tmp_path))
         while loop.status is None:
             loop._handle_ready(None)
         before_s = time.thread_time()

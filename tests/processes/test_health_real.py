@@ -180,7 +180,7 @@ def test_stacks_come_by_py_spy_where_it_is_and_else_by_faulthandler(with_py_spy:
         process.stdout.readline()
         time.sleep(0.05)  # into the call; what is shown before is right, too
         deaf = os.open(os.devnull, os.O_WRONLY)
-        text = capture(CaptureTarget(process.pid, deaf, tmp_path, py_spy), time.monotonic() + 8)
+        text = capture(CaptureTarget(process.pid, deaf, tmp_path, tmp_path / "captured", py_spy), time.monotonic() + 8)
         os.close(deaf)
         assert process.poll() is None
         assert "stuck_in_c" in text

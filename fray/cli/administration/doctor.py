@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import platform
 import pwd
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,6 +30,9 @@ from fray.model.messages.session import VERSION
 from fray.model.text import byte_size_text, duration_text
 from fray.net.controller_address import INSECURE_VARIABLE, is_loopback
 from fray.net.file_limits import limit
+from fray.node.accounts.switch import closed_parent
+from fray.node.accounts.table import FILE as ACCOUNTS_FILE
+from fray.node.accounts.uid_range import EXAMPLE, account_conflict, parse_uids, subordinate_conflict
 from fray.node.linux.cgroups import find_cgroup_manager
 
 ANSWER_S = 5.0
@@ -83,7 +89,10 @@ def skipped(check: str, text: str) -> Finding:
 
 async def doctor(options: argparse.Namespace) -> int:
     """Run ``fray doctor``; return 1 if a check has failed, else 0."""
-    found = [*check_machine([Path(each) for each in options.directory]), *await check_cluster(options)]
+    directories = [Path(each) for each in options.directory]
+    ranges = [options.job_uids] if options.job_uids else _configured_ranges(directories)
+    accounts = [finding for text in ranges for finding in check_job_uids(text)]
+    found = [*check_machine(directories), *accounts, *await check_cluster(options)]
     if options.json:
         say_json(found)
     else:
@@ -120,9 +129,51 @@ def _check_account() -> Finding:
         return failed("account", f"FRAY_USER={given!a} is not printable", "set it to a name in UTF-8")
     if os.geteuid() == 0:
         return warning(
-            "account", "this is root: jobs of a fray-node started here run as root", "give fray-node an account"
+            "account",
+            "this is root: jobs of a fray-node started here run as root",
+            "give fray-node an account, or --job-uids FIRST-LAST",
         )
     return ok("account", f"{name} (user {os.geteuid()}), counted as {given!r}")
+
+
+def _configured_ranges(directories: Iterable[Path]) -> list[str]:
+    """Return the ranges of the nodes whose state is in these directories."""
+    found = []
+    for directory in directories:
+        # Only root may read it, or there is no node with accounts.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found.append(str(json.loads((directory / ACCOUNTS_FILE).read_text())["uids"]))
+    return found
+
+
+def check_job_uids(text: str) -> Iterator[Finding]:
+    """Yield a line for each condition of ``fray-node --job-uids`` on this machine."""
+    check = "job uids"
+    try:
+        uids = parse_uids(text)
+    except InvalidRequest as error:
+        yield failed(check, str(error).partition(";")[0], f"write --job-uids {EXAMPLE}, for example")
+        return
+    if os.geteuid() == 0:
+        yield ok(check, "this is root, which may change the accounts of jobs")
+    else:
+        yield failed(check, "this is not root, which alone may change the accounts of jobs", "start fray-node as root")
+    conflict = account_conflict(uids)
+    if conflict:
+        yield failed(check, conflict, "choose a range that no account has")
+    else:
+        yield ok(check, f"no account and no group of this machine is in {uids}")
+    conflict = subordinate_conflict(uids)
+    if conflict:
+        yield failed(check, conflict, "choose a range outside of it: rootless containers run under these ids")
+    else:
+        yield ok(check, f"no subordinate ids of this machine are in {uids}")
+    closed = closed_parent(Path(sys.executable).resolve())
+    if closed is not None:
+        advice = "install Python and Fray where all accounts may read them"
+        yield failed(check, f"other accounts cannot enter {closed}, above the interpreter", advice)
+    else:
+        yield ok(check, f"other accounts can reach {sys.executable}")
 
 
 def _check_cgroups() -> Finding:

@@ -32,9 +32,9 @@ def private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
-def prefix() -> str:
-    """Return the prefix of the names of this user's directories."""
-    return f"fray-{os.geteuid()}-"
+def prefix(uid: int | None = None) -> str:
+    """Return the prefix of the names of a user's directories; None: this process's user."""
+    return f"fray-{os.geteuid() if uid is None else uid}-"
 
 
 def make(bases: tuple[str, ...]) -> tuple[str, int]:
@@ -72,14 +72,14 @@ def _make_locked(path: str) -> int:
     return lock
 
 
-def _directories_in(base: str) -> Iterator[str]:
+def _directories_in(base: str, uid: int | None) -> Iterator[str]:
     try:
         names = os.listdir(base)
     except OSError:
         return
     for name in names:
         path = os.path.join(base, name)
-        if name.startswith(prefix()):
+        if name.startswith(prefix(uid)):
             yield path
 
 
@@ -104,10 +104,10 @@ def _is_left_over(path: str) -> bool:
         os.close(lock)
 
 
-def sweep(bases: tuple[str, ...]) -> int:
-    """Remove directories of dead processes of this user; return how many."""
+def sweep(bases: tuple[str, ...], uid: int | None = None) -> int:
+    """Remove directories of dead processes of a user; return how many. None: of this process's user."""
     # Without our own: closing any descriptor of a file gives up all POSIX locks of this process on it (fcntl(2)).
-    others = [path for base in bases for path in _directories_in(base) if path not in own_directories]
+    others = [path for base in bases for path in _directories_in(base, uid) if path not in own_directories]
     left_over = list(filter(_is_left_over, others))
     for path in left_over:
         shutil.rmtree(path, ignore_errors=True)

@@ -330,9 +330,9 @@ def known_pool() -> SegmentPool | None:
     return _pool
 
 
-def sweep(bases: tuple[str, ...] = BASES) -> int:
-    """Remove directories of dead processes of this user; return how many."""
-    return segment_directories.sweep(bases)
+def sweep(bases: tuple[str, ...] = BASES, *, uid: int | None = None) -> int:
+    """Remove directories of dead processes of a user; return how many. None: of this process's user."""
+    return segment_directories.sweep(bases, uid)
 
 
 def _forget_after_fork() -> None:

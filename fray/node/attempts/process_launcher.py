@@ -25,6 +25,8 @@ from fray.model.messages.session import VERSION
 from fray.model.specs import AttemptSpec, EndReason, ObservedAttempt, Outcome, Phase
 from fray.net.atomic_file import write_atomically
 from fray.net.buffers import shared_memory
+from fray.node.accounts.leftovers import uid_of
+from fray.node.accounts.table import AccountTable
 from fray.node.attempts.runner import (
     AttemptRunner,
     RunningAttempt,
@@ -90,6 +92,7 @@ class ProcessLauncher(Launcher):
         allocator: allocates CPUs, control groups and devices. Default: CPUs, no control groups, memory watched.
         log_rules: limits for the logs that are retained.
         descriptors: number of file descriptors each attempt may have open. Default: as many as this process.
+        accounts: accounts of the users, under which their jobs run. Default: all run under that of this process.
     """
 
     def __init__(
@@ -106,8 +109,10 @@ class ProcessLauncher(Launcher):
         allocator: ResourceAllocator | None = None,
         log_rules: LogRules | None = None,
         descriptors: int | None = None,
+        accounts: AccountTable | None = None,
     ) -> None:
         super().__init__()
+        self.accounts = accounts
         self.pid_namespace = pid_namespace
         self.state_dir = Path(state_dir).absolute()
         self.entry, self.subreaper, self.offered = entry, subreaper, dict(offered or {})
@@ -172,6 +177,8 @@ class ProcessLauncher(Launcher):
         # The lock first: without it, the "survivors" could be the jobs of another running node.
         with _lock_state_dir(self.state_dir):
             _check_format(self.state_dir)
+            if self.accounts is not None:
+                _open_accounts(self.accounts)
             # Before this process starts or adopts anything: all that is found now belongs to an earlier run.
             self._end_survivors()
             if self.subreaper:
@@ -184,7 +191,8 @@ class ProcessLauncher(Launcher):
                     # Also what was adopted from a zygote that did not end in time.
                     end_descendants()
                     become_subreaper(False)
-                remove(self._root)
+                for each in (self._root, self._sockets, self._records):
+                    remove(each)
                 shared_memory.sweep()  # of a driver that was killed, too: this node ends with it
             # Raised here, since a nursery would wrap it in an ExceptionGroup.
             if error is not None:
@@ -218,15 +226,19 @@ class ProcessLauncher(Launcher):
     def start(self, attempt_spec: AttemptSpec, payload: bytes | None) -> None:
         assert self._nursery is not None, "start needs a launcher that runs"
         # Hashed: an id may be long, and the path of a Unix socket is limited to 107 bytes.
-        directory = self._root / hashlib.sha256(attempt_spec.attempt_id.encode()).hexdigest()[:12]
-        attempt_spec = evolve(attempt_spec, directory=str(directory))
-        attempt = RunningAttempt(attempt_spec=attempt_spec, directory=directory)
+        name = hashlib.sha256(attempt_spec.attempt_id.encode()).hexdigest()[:12]
+        directory, sockets = self._root / name, self._sockets / name
+        attempt_spec = evolve(attempt_spec, directory=str(directory), sockets=str(sockets))
+        # What the node and the shim write is not within reach of an account, which could put links there.
+        records = directory if self.accounts is None else self._records / name
+        attempt = RunningAttempt(attempt_spec=attempt_spec, directory=records)
         self._attempts[attempt_spec.attempt_id] = attempt
         try:
-            directory.mkdir(mode=0o700)
+            for each in {directory, sockets, records}:
+                each.mkdir(mode=0o700)
             attempt.log = self.logs.store.open(attempt_spec.attempt_id, partial(self.on_log, attempt_spec.attempt_id))
             # For the operator, since the name of the directory is a hash.
-            (directory / "attempt").write_text(attempt_spec.attempt_id)
+            (records / "attempt").write_text(attempt_spec.attempt_id)
             if payload is not None:
                 attempt.attempt_spec = evolve(attempt_spec, payload_path=str(directory / "payload"))
                 (directory / "payload").write_bytes(payload)
@@ -280,9 +292,10 @@ class ProcessLauncher(Launcher):
         attempt.control.notify(capture=find_py_spy())
         await captured.wait()
         try:
-            return (attempt.directory / CAPTURED).read_text("utf-8", "replace")
+            text = (attempt.directory / CAPTURED).read_text("utf-8", "replace")
         except OSError:
-            return "[fray] the shim could not capture its stacks"
+            text = ""
+        return text or "[fray] the shim could not capture its stacks"
 
     def _request_end(self, attempt: RunningAttempt, what: str, overdue_s: float, value: float = 1) -> None:
         assert self._nursery is not None
@@ -312,6 +325,8 @@ class ProcessLauncher(Launcher):
             outcome, value = await self._send_result(attempt, outcome, value), None
         self._report_ended(attempt, outcome, value)
         shared_memory.sweep()
+        if attempt.attempt_spec.account is not None:
+            shared_memory.sweep(uid=attempt.attempt_spec.account.uid)
         self.sweep_adopted()
 
     async def _send_result(self, attempt: RunningAttempt, outcome: Outcome, path: Path) -> Outcome:
@@ -384,14 +399,20 @@ class ProcessLauncher(Launcher):
         """Forget an attempt; its directory is removed in a thread."""
         if self._attempts.pop(attempt.attempt_id, None) is None or self._nursery is None:
             return
+        self._nursery.start_soon(self._remove_attempt, attempt)
+
+    async def _remove_attempt(self, attempt: RunningAttempt) -> None:
         # Abandoned when the node ends: removing a million files, or a share that is not reachable, must not delay that.
-        self._nursery.start_soon(partial(trio.to_thread.run_sync, self._remove, attempt, abandon_on_cancel=True))
+        await trio.to_thread.run_sync(self._remove, attempt, abandon_on_cancel=True)
+        if self.accounts is not None and attempt.attempt_spec.account is not None:
+            self.accounts.release(attempt.attempt_spec.spec.user)
 
     def _remove(self, attempt: RunningAttempt) -> None:
         try:
             self.before_removal(attempt.attempt_spec)
         finally:
-            remove(attempt.directory)
+            for each in {attempt.directory, Path(attempt.attempt_spec.directory), Path(attempt.attempt_spec.sockets)}:
+                remove(each)
 
     # Orphans and survivors
 
@@ -399,7 +420,8 @@ class ProcessLauncher(Launcher):
         """Kill what an earlier node on this state directory left behind, and remove its directories."""
         if not self._is_new:
             mark = str(self.state_dir)
-            ended, left = end_all(lambda pid: _belongs_to_node(pid, mark))
+            uids = self.accounts.assigned_uids if self.accounts is not None else set[int]()
+            ended, left = end_all(lambda pid: _belongs_to_node(pid, mark) or uid_of(pid) in uids)
             # Processes that have cleared their environment and changed their directory are found by their control
             # group.
             for group in self.allocator.leftover_groups():
@@ -408,10 +430,21 @@ class ProcessLauncher(Launcher):
                 log.warning("killed %d processes of an earlier run of this node (%d are still alive)", ended, left)
             if left:
                 self.allocator.mark_survivors_busy(lambda pid: _belongs_to_node(pid, mark))
-            remove(self._root)
+            for each in (self._root, self._sockets, self._records):
+                remove(each)
             # After the kill: a shim that lives still writes its log.
             self.logs.store.recover()
-        self._root.mkdir(mode=0o700, parents=True)
+        self._make_directories()
+
+    def _make_directories(self) -> None:
+        """Make the directories in which each attempt has its own."""
+        for each in (self._root, self._sockets):
+            each.mkdir(mode=0o700, parents=True)
+        if self.accounts is not None:
+            self._records.mkdir(mode=0o700)
+            # An account has to enter its own directories. It cannot list these, and all else in them is private.
+            for each in (self.state_dir, self._root, self._sockets):
+                each.chmod(0o711)
 
     async def _reap_adopted(self) -> None:
         with trio.open_signal_receiver(signal.SIGCHLD) as signals:
@@ -467,6 +500,15 @@ class ProcessLauncher(Launcher):
     def _root(self) -> Path:
         return self.state_dir / "attempts"
 
+    @property
+    def _sockets(self) -> Path:
+        # Apart from all else, so that a container can have the sockets of other attempts and nothing besides.
+        return self.state_dir / "sockets"
+
+    @property
+    def _records(self) -> Path:
+        return self.state_dir / "records"
+
 
 def _belongs_to_node(pid: int, mark: str) -> bool:
     """Return whether a process runs below a node on this state directory.
@@ -478,6 +520,13 @@ def _belongs_to_node(pid: int, mark: str) -> bool:
     if mark in environ_of(pid).get(STATE_MARK, "").split(":"):
         return True
     return works_in(pid, f"{mark}/attempts/") and not has_terminal(pid)
+
+
+def _open_accounts(accounts: AccountTable) -> None:
+    try:
+        accounts.open()
+    except (OSError, ValueError, KeyError) as error:
+        raise LaunchFailed(f"the table of accounts in {accounts.state_dir} cannot be read: {error!r}") from error
 
 
 def _check_format(state_dir: Path) -> None:

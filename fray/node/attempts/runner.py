@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import trio
-from attrs import asdict, define, field
+from attrs import asdict, define, evolve, field
 
 from fray.errors import FrayError
 from fray.model.specs import AttemptSpec, EndReason, ObservedAttempt, Outcome, Phase
 from fray.net.codec import to_json
 from fray.net.part_transfers import RequestController
+from fray.node.accounts.table import AccountTable
 from fray.node.attempts.shim_connection import ShimConnection
 from fray.node.attempts.values import fetch_to_file
 from fray.node.job_process.outcome_file import load
@@ -56,6 +57,7 @@ class RunningAttempt:
 
     attempt_spec: AttemptSpec
     directory: Path
+    """Directory of what the node and the shim write; that of the job, unless it has an account of its own."""
     log: AttemptLogWriter | None = None
     """Log of the attempt; None if it could not be created (the disk is full)."""
     phase: Phase = Phase.STARTING
@@ -114,6 +116,7 @@ class AttemptServices(Protocol):
     environment_services: EnvironmentServices
     zygote_pool: ZygotePool
     attempt_limiter: AttemptLimiter
+    accounts: AccountTable | None
     on_observed: OnObserved
     on_report: OnReport
     request: RequestController
@@ -194,12 +197,18 @@ class AttemptRunner:
                 await self._fetch_payload()
                 # The slot first: everything after it opens descriptors.
                 await self.services.attempt_limiter.acquire(attempt.attempt_id, self._say)
+                if self.services.accounts is not None:
+                    await self._acquire_account(self.services.accounts)
                 prepared = await self._prepare_environment(attempt.attempt_spec)
                 # Within the scope, too: the first zygote of an environment has to import everything first.
                 return prepared, await self.services.zygote_pool.acquire(prepared)
             finally:
                 attempt.preparing = None
         return PreparedEnvironment(), None
+
+    async def _acquire_account(self, accounts: AccountTable) -> None:
+        spec = self.attempt.attempt_spec
+        self.attempt.attempt_spec = evolve(spec, account=await accounts.acquire(spec.spec.user, spec.node))
 
     async def _fetch_payload(self) -> None:
         """Fetch the payload unless it came with the order to start."""
@@ -272,6 +281,7 @@ class AttemptRunner:
         attempt = self.attempt
         start = {
             "attempt_spec": to_json(attempt.attempt_spec),
+            "records": str(attempt.directory),
             "entry": self.services.entry,
             "offered": self.services.offered,
         }

@@ -6,7 +6,8 @@ of its attempt, and the last to know the attempt (its shim, else its node, else 
 container of that name.
 
 The attempt's directory is mounted and has what the process needs: the attempt spec in a file, outcome and control in
-named pipes. Variables are named on the command line, and their values are the client's own: ``ps`` shows none.
+named pipes. Besides it, a container sees Fray's library and sockets. Variables are named on the command line, and their
+values are the client's own: ``ps`` shows none.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hashlib
 import os
 import shutil
 import socket
+import stat
 from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import frozen
@@ -86,32 +88,59 @@ def run_command(
     cwd: str,
     variables: Iterable[str],
     user: str,
+    variables_file: str = "",
 ) -> list[str]:
-    """Return the command line of the client for one attempt. It contains no secrets."""
+    """Return the command line of the client for one attempt. It contains no secrets.
+
+    Args:
+        variables: names of those that the container gets of the client's own.
+        variables_file: file with further ones, which the client does not have itself.
+    """
     spec = attempt_spec.spec
     # --init: a process that is pid 1 without handlers would ignore SIGTERM, and orphans would stay as zombies.
     flags = ["--rm", "--init", "--name", container_name(attempt_spec.attempt_id), "--label", prepared.label]
     # The machine's network and shared memory, so that actors in it are reached, and large buffers shared, as elsewhere.
     # Its own user, so that what it writes can be removed.
     flags += ["--network", "host", "--ipc", "host", "--user", user, "--workdir", cwd]
-    flags += [f"--volume={path}:{path}" for path in _mounted_directories(attempt_spec)]
+    flags += [f"--volume={path}:{path}{':ro' if read_only else ''}" for path, read_only in _mounts(attempt_spec)]
     flags += [f"--volume={path}:{LIBRARY}/{name}:ro" for name, path in sorted(prepared.library.items())]
     cpus, memory = spec.demand.cpu_milli / 1000, spec.memory_limit_bytes
     flags += limit_flags(cpus, memory, attempt_spec.devices, podman=os.path.basename(prepared.engine) == "podman")
     # Names only: the client takes the values from its own environment, which `ps` does not show.
     flags += [word for name in sorted(variables) for word in ("--env", name)]
+    flags += ["--env-file", variables_file] if variables_file else []
     command = (
         spec.argv if spec.entry is EntryKind.BINARY else python_command(spec.environment.python, entry, attempt_spec)
     )
     return [prepared.engine, "run", *flags, prepared.image, *command]
 
 
-def _mounted_directories(attempt_spec: AttemptSpec) -> list[str]:
-    """Return directories to mount: of all attempts here, so that they reach one another; of the controller's socket."""
-    found = [os.path.dirname(attempt_spec.directory)]
+def _mounts(attempt_spec: AttemptSpec) -> list[tuple[str, bool]]:
+    """Return what to mount, and whether it is read-only: the attempt's directory, and sockets without any other files.
+
+    Connecting to a socket needs no write access to its directory.
+    """
+    found = [(attempt_spec.directory, False)]
+    if attempt_spec.sockets:
+        # Of all attempts here, so that they reach one another; each is its account's, and asks for a key.
+        found += [(os.path.dirname(attempt_spec.sockets), True), (attempt_spec.sockets, False)]
     if attempt_spec.controller.startswith("unix:"):
-        found.append(os.path.dirname(attempt_spec.controller.removeprefix("unix:")))
-    return [path for path in dict.fromkeys(found) if path]
+        found.append((_controller_mount(attempt_spec.controller.removeprefix("unix:")), True))
+    return found
+
+
+def _controller_mount(path: str) -> str:
+    """Return the directory of the controller's socket if there is nothing but sockets in it, else the socket itself.
+
+    A controller that is restarted makes another socket, which shows in a mounted directory only.
+    """
+    directory = os.path.dirname(path)
+    try:
+        with os.scandir(directory) as entries:
+            bare = all(stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode) for entry in entries)
+    except OSError:
+        bare = False
+    return directory if bare else path
 
 
 def limit_flags(cpus: float, memory_bytes: int, devices: Sequence[str], *, podman: bool) -> list[str]:

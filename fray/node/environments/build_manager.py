@@ -14,10 +14,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import trio
 from attrs import define, field
 
+from fray.model.specs import JobAccount
 from fray.node.environments.cache import Cache, Environment, EnvironmentLock
 from fray.node.environments.recipe import BuildPlan, Recipe
 from fray.node.linux.process_wait import wait_process_end
@@ -64,12 +66,14 @@ class BuildManager:
         environ: environment variables of the builders and of uv.
         nursery: owner of the builds; they end when it is cancelled.
         limit_s: seconds after which a build is abandoned, including the wait for another node's build.
+        account: account that runs the builders; None: that of this process.
     """
 
     cache: Cache
     environ: Mapping[str, str]
     limit_s: float
     nursery: trio.Nursery
+    account: JobAccount | None = None
     pids: set[int] = field(factory=set)
     """Process ids of the builders, so that the node does not reap them as orphans."""
     _builds: dict[str, _Build] = field(factory=dict)
@@ -159,7 +163,7 @@ class BuildManager:
         plan = BuildPlan(
             recipe=build.recipe, root=str(self.cache.root), workspace=build.workspace, node_pid=os.getpid()
         )
-        process = _spawn_builder(plan, self.environ)
+        process = _spawn_builder(plan, self.environ, self.account)
         self.pids.add(process.pid)
         result: dict[str, str] = {}
         try:
@@ -172,7 +176,7 @@ class BuildManager:
             self.pids.discard(process.pid)
 
 
-def _spawn_builder(plan: BuildPlan, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _spawn_builder(plan: BuildPlan, environ: Mapping[str, str], account: JobAccount | None) -> subprocess.Popen[bytes]:
     """Start a builder. Call it in the event loop's thread: the kernel's parent-death signal follows the thread that
     made the child, so a worker thread that ends would kill the builder."""
     # By a file in memory: requirements may contain credentials, and every user can read a command line.
@@ -181,7 +185,15 @@ def _spawn_builder(plan: BuildPlan, environ: Mapping[str, str]) -> subprocess.Po
         file.write(plan.to_json().encode())
         file.seek(0)
         command = [sys.executable, "-m", "fray.node.environments.builder"]
-        return subprocess.Popen(command, stdin=file, stdout=subprocess.PIPE, env=dict(environ), start_new_session=True)
+        # Building a package runs its code.
+        identity: dict[str, Any] = (
+            {"user": account.uid, "group": account.gid, "extra_groups": (), "umask": 0o077, "cwd": account.home}
+            if account is not None
+            else {}
+        )
+        return subprocess.Popen(
+            command, stdin=file, stdout=subprocess.PIPE, env=dict(environ), start_new_session=True, **identity
+        )
 
 
 async def _read_messages(process: subprocess.Popen[bytes], say: Say) -> dict[str, str]:

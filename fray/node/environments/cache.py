@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from attrs import define, field, frozen
 
 from fray.net.atomic_file import write_atomically
 
+READY_LIMIT_BYTES = 1024 * 1024
 _READY = "ready.json"
 
 
@@ -90,17 +92,23 @@ class Cache:
     def lock_path(self, key: str) -> str:
         return str(self.root / f"{key}.lock")
 
-    def lock(self, key: str, *, exclusive: bool, wait: bool = False) -> EnvironmentLock | None:
+    def lock(self, key: str, *, exclusive: bool, wait: bool = False, create: bool = True) -> EnvironmentLock | None:
         """Acquire the lock of a key. Return None if another process holds a conflicting lock, unless ``wait`` is set.
 
+        Args:
+            create: make its file if there is none. A node does not: a directory of an account is not its own.
+
         Raises:
+            FileNotFoundError: there is none, without ``create``.
             OSError: the directory cannot be written.
         """
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if create:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.lock_path(key)
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
         mode = (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB)
         while True:
-            file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            file = os.open(path, flags, 0o600)
             try:
                 fcntl.flock(file, mode)
             except OSError as error:
@@ -116,7 +124,7 @@ class Cache:
     def find(self, key: str) -> Environment | None:
         """Return the environment if it is complete."""
         try:
-            ready: dict[str, Any] = json.loads((self.directory(key) / _READY).read_text())
+            ready: dict[str, Any] = json.loads(_read_regular(self.directory(key) / _READY))
         except (OSError, ValueError):
             return None
         return Environment(
@@ -125,7 +133,10 @@ class Cache:
 
     def acquire(self, key: str) -> tuple[Environment, EnvironmentLock] | None:
         """Return a complete environment with a shared lock on it; None if it is missing, or being built or removed."""
-        lock = self.lock(key, exclusive=False)
+        try:
+            lock = self.lock(key, exclusive=False, create=False)
+        except FileNotFoundError:
+            return None  # and no environment
         if lock is None:
             return None
         found = self.find(key)
@@ -134,7 +145,7 @@ class Cache:
             return None
         with contextlib.suppress(OSError):
             # The time of the last use, by which environments are evicted.
-            os.utime(self.directory(key) / _READY)
+            os.utime(self.directory(key) / _READY, follow_symlinks=False)
         return found, lock
 
     def mark_ready(self, key: str, python: str, about: str) -> Environment:
@@ -181,7 +192,7 @@ class Cache:
 
     def _evict(self, key: str) -> bool:
         try:
-            lock = self.lock(key, exclusive=True)
+            lock = self.lock(key, exclusive=True, create=False)
         except OSError:
             return False
         if lock is None:
@@ -192,6 +203,14 @@ class Cache:
             # tries again.
             Path(lock.path).unlink(missing_ok=True)
         return existed
+
+
+def _read_regular(file: Path) -> bytes:
+    """Read a small file, which an account may have replaced by anything. Raises OSError."""
+    with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as opened:
+        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(file))
+        return opened.read(READY_LIMIT_BYTES)
 
 
 @frozen(kw_only=True)

@@ -17,8 +17,9 @@ import trio
 from attrs import define, evolve, field
 
 from fray.model.environment import WORKSPACE_NAME
-from fray.model.specs import AttemptSpec, EntryKind
+from fray.model.specs import AttemptSpec, EntryKind, JobAccount
 from fray.model.text import byte_size_text, duration_text
+from fray.node.accounts.switch import give, set_environ
 from fray.node.config import EnvironmentLimits
 from fray.node.prepare import NotPrepared, PreparedEnvironment, Say
 
@@ -56,15 +57,15 @@ class Environments:
     ) -> None:
         self.directory, self.limits, self.environ = directory, limits, dict(environ)
         self.label = label
-        self._builds: BuildManager | None = None
+        self._builds: dict[Path, BuildManager] = {}
         self._images: Images | None = None
         self._nursery: trio.Nursery | None = None
-        self._held: dict[str, _EnvironmentLease] = {}
+        self._held: dict[tuple[Path, str], _EnvironmentLease] = {}
 
     @property
     def pids(self) -> AbstractSet[int]:
         """See `EnvironmentServices.pids`."""
-        builders = self._builds.pids if self._builds is not None else frozenset[int]()
+        builders = frozenset(pid for builds in self._builds.values() for pid in builds.pids)
         return builders | (self._images.pids if self._images is not None else frozenset[int]())
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -76,16 +77,21 @@ class Environments:
             task_status.started()
             while True:
                 await trio.sleep(EVICT_EVERY_S)
-                if self.directory.is_dir():
-                    await self.evict()
+                for directory in {self.directory, *self._builds}:
+                    if directory.is_dir():
+                        await self.evict(directory)
 
-    async def evict(self) -> list[str]:
+    async def evict(self, directory: Path | None = None) -> list[str]:
         """Remove the environments over the limits and return their keys. Runs in a thread: removing is slow on some
-        disks."""
+        disks.
+
+        Args:
+            directory: that of an account. Default: the one of all jobs without an account.
+        """
         from fray.node.environments.cache import Cache
 
         limits = self.limits
-        return await trio.to_thread.run_sync(Cache(self.directory).evict, limits.size_bytes, limits.keep_s)
+        return await trio.to_thread.run_sync(Cache(directory or self.directory).evict, limits.size_bytes, limits.keep_s)
 
     async def prepare(self, attempt_spec: AttemptSpec, say: Say) -> PreparedEnvironment:
         """See `Preparer.prepare`. The files of the workspace are in the attempt's directory already, if it has any."""
@@ -109,8 +115,10 @@ class Environments:
             raise NotPrepared(str(error)) from None
         if recipe is None:
             return PreparedEnvironment(sys_path=paths)
-        found = await self._acquire(recipe, workspace, attempt_spec.attempt_id, say)
-        return evolve(self._prepared_from(found, attempt_spec.spec.entry), sys_path=paths)
+        if workspace is not None and attempt_spec.account is not None:
+            _open_workspace(attempt_spec.directory, workspace, attempt_spec.account)
+        found = await self._acquire(recipe, workspace, attempt_spec, say)
+        return evolve(self._prepared_from(found, attempt_spec), sys_path=paths)
 
     async def _prepare_container(self, image: str, say: Say) -> PreparedEnvironment:
         from fray.node.containers.engine import find_engine
@@ -143,39 +151,52 @@ class Environments:
         if prepared.image:
             await self._image_manager().remove(prepared.engine, attempt_id)
 
-    def _prepared_from(self, found: Environment, entry: EntryKind) -> PreparedEnvironment:
+    def _prepared_from(self, found: Environment, attempt_spec: AttemptSpec) -> PreparedEnvironment:
         """Return the preparation for the entry kind: the node's own zygote starts a program, while Python code is
         forked from a zygote of its environment."""
+        entry = attempt_spec.spec.entry
         from fray.node.environments.recipe import variables_in
 
         changed = variables_in(found.venv, self.environ)
         if entry is EntryKind.BINARY:
             return PreparedEnvironment(variables=changed)
+        if attempt_spec.account is not None:
+            # A zygote is root's, and the environment's interpreter runs code of its packages at its start.
+            return PreparedEnvironment(interpreter=found.interpreter, variables=changed, starts_cold=True)
         # An empty value means unset, as ``activate`` would unset it.
         environ = {key: value for key, value in {**self.environ, **changed}.items() if value or key not in changed}
         return PreparedEnvironment(interpreter=found.interpreter, environ=environ, lock_path=found.lock_path)
 
-    async def _acquire(self, recipe: Recipe, workspace: str | None, attempt_id: str, say: Say) -> Environment:
-        held = self._held.get(recipe.key)
+    async def _acquire(self, recipe: Recipe, workspace: str | None, attempt_spec: AttemptSpec, say: Say) -> Environment:
+        account = attempt_spec.account
+        # Each account builds its own: what one user has built runs for no other.
+        directory = self.directory if account is None else Path(account.environments)
+        held = self._held.get((directory, recipe.key))
         if held is None:
-            environment, lock = await self._build_manager().acquire(recipe, workspace, say)
+            environment, lock = await self._build_manager(directory, account).acquire(recipe, workspace, say)
             # Looked up again after the wait: one lock per environment is held, however many attempts use it.
-            held = self._held.get(recipe.key)
+            held = self._held.get((directory, recipe.key))
             if held is None:
-                held = self._held[recipe.key] = _EnvironmentLease(environment, lock)
+                held = self._held[directory, recipe.key] = _EnvironmentLease(environment, lock)
             else:
                 lock.close()  # another attempt acquired it meanwhile
-        held.attempts.add(attempt_id)
+        held.attempts.add(attempt_spec.attempt_id)
         return held.environment
 
-    def _build_manager(self) -> BuildManager:
+    def _build_manager(self, directory: Path, account: JobAccount | None) -> BuildManager:
         from fray.node.environments.build_manager import BuildManager
         from fray.node.environments.cache import Cache
 
-        if self._builds is None:
+        # A uid may have got another user.
+        if directory not in self._builds or self._builds[directory].account != account:
             assert self._nursery is not None, "environments need to run"
-            self._builds = BuildManager(Cache(self.directory), self.environ, self.limits.build_s, self._nursery)
-        return self._builds
+            environ = dict(self.environ)
+            if account is not None:
+                set_environ(environ, account)
+            self._builds[directory] = BuildManager(
+                Cache(directory), environ, self.limits.build_s, self._nursery, account
+            )
+        return self._builds[directory]
 
     async def describe(self) -> str:
         """See `EnvironmentServices.describe`."""
@@ -203,6 +224,15 @@ class Environments:
             if not held.attempts:
                 held.lock.close()
                 del self._held[key]
+
+
+def _open_workspace(directory: str, workspace: str, account: JobAccount) -> None:
+    """Let an account build the project in its workspace. The directory around it stays root's until the job starts."""
+    try:
+        give(workspace, account)
+        os.chmod(directory, 0o711)
+    except OSError as error:
+        raise NotPrepared(f"the workspace cannot be given to its account: {error}") from error
 
 
 def own_python() -> str:

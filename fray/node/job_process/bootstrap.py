@@ -100,8 +100,9 @@ def job_variables(
 def working_directory(body: ProcessSpec) -> str:
     """Return where the job starts: as prepared, else the author's directory, else the attempt's own."""
     cwd = body.cwd or body.attempt_spec.spec.cwd
-    # The author's directory exists on the driver's machine, and seldom on others.
-    return cwd if cwd and os.path.isdir(cwd) else body.attempt_spec.directory or "."
+    # The author's directory exists on the driver's machine, and seldom on others; it may be closed to an account.
+    usable = cwd and os.path.isdir(cwd) and os.access(cwd, os.X_OK)
+    return cwd if cwd and usable else body.attempt_spec.directory or "."
 
 
 def _fray_variables(attempt_spec: AttemptSpec) -> dict[str, str]:
@@ -240,12 +241,14 @@ def name_process(name: str) -> None:
 # Cold ----------------------------------------------------------------------------------------------------------------
 
 
-def cold_command(body: ProcessSpec, spec_fd: int) -> list[str]:
+def cold_command(body: ProcessSpec, spec_fd: int, interpreter: str) -> list[str]:
     """Return the command line of a new interpreter for ``body``; the attempt spec is passed by descriptor."""
     descriptors = (spec_fd, body.outcome_fd, body.control_fd)
     place = [*(["--cwd", body.cwd] if body.cwd else []), *(f"--path={entry}" for entry in body.sys_path)]
     place += [] if body.at_home else ["--abroad"]
-    return [sys.executable, "-m", "fray.node.job_process.bootstrap", body.entry, *map(str, descriptors), *place]
+    # -P elsewhere: nothing must be imported from the zygote's directory.
+    program = [interpreter, *([] if body.at_home else ["-P"]), "-m", "fray.node.job_process.bootstrap"]
+    return [*program, body.entry, *map(str, descriptors), *place]
 
 
 def main() -> None:

@@ -101,13 +101,23 @@ def _entries(place: int) -> list[tuple[str, bool]]:
         return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
 
 
+def _allow(name: str, place: int) -> None:
+    """Give a directory the mode 0700."""
+    # By a descriptor: a process of another account could replace the name by a link, which `chmod` would follow.
+    found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
+    try:
+        os.chmod(f"/proc/self/fd/{found}", 0o700)
+    finally:
+        os.close(found)
+
+
 @contextlib.contextmanager
 def _open_directory(name: str, place: int) -> Iterator[int]:
     """Open a directory, whatever its mode is."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     # Jobs leave directories without write permission (Go's module cache), whose contents cannot be removed.
     if os.stat(name, dir_fd=place, follow_symlinks=False).st_mode & 0o700 != 0o700:
-        os.chmod(name, 0o700, dir_fd=place)
+        _allow(name, place)
     below = os.open(name, flags, dir_fd=place)
     try:
         yield below

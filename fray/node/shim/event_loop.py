@@ -43,6 +43,7 @@ class ShimLoop:
     def __init__(
         self,
         attempt_spec: AttemptSpec,
+        directory: Path,
         child: SpawnedProcess,
         lines: NodeSocket,
         node_pidfd: int,
@@ -50,7 +51,7 @@ class ShimLoop:
     ) -> None:
         spec = attempt_spec.spec
         self.spec, self.child, self.node, self.node_pidfd = spec, child, lines, node_pidfd
-        self.directory = Path(attempt_spec.directory)
+        self.directory = directory
         self.begun = time.monotonic()
         # A count since boot: only a rise while the attempt runs can explain a SIGKILL of this job.
         self.oom_kills = _oom_kills()

@@ -39,7 +39,7 @@ from fray.node.shim.pid_namespace import mount_proc
 from fray.node.shim.progress_pipe import ProgressPipeReader, open_pipe
 from fray.node.shim.resource_usage import ResourceUsage
 from fray.node.shim.spawn import ShimConfig, spawn
-from fray.node.shim.stack_capture import CaptureTarget, StackCapturer
+from fray.node.shim.stack_capture import CAPTURED, CaptureTarget, StackCapturer
 from fray.node.shim.usage_report import UsageReporter
 
 
@@ -54,10 +54,10 @@ def run_shim(control: socket.socket, node_pidfd: int) -> ProcessSpec:
     if first is None:
         os._exit(0)
     attempt_spec = from_json(AttemptSpec, first["attempt_spec"])
-    directory = Path(attempt_spec.directory)
+    directory = Path(first["records"])
     # Before there is a job: from here on the node can kill this shim, and does not take it for an orphan.
     node.send_pid(outside.pid)
-    pipe = open_pipe(directory)
+    pipe = open_pipe(Path(attempt_spec.directory))
     try:
         child = spawn(_shim_config(attempt_spec, first))
     except OSError as error:
@@ -73,8 +73,8 @@ def run_shim(control: socket.socket, node_pidfd: int) -> ProcessSpec:
         os._exit(0)
     # The node keeps the read ends, too: what is in the pipes can still be read if this process is killed.
     node.send_with_descriptors([child.out_fd, child.err_fd], running=outside.pid_of(child.pidfd, child.pid))
-    loop = ShimLoop(attempt_spec, child, node, node_pidfd, _open_log(directory, first["log"]))
-    progress_reader, capturer = _add_monitoring(loop, pipe)
+    loop = ShimLoop(attempt_spec, directory, child, node, node_pidfd, _open_log(directory, first["log"]))
+    progress_reader, capturer = _add_monitoring(loop, attempt_spec, pipe)
     _add_limits(loop, Allocation(**first["allocation"]), UsageReporter(progress_reader.on_usage), capturer)
     # Imported for containers only: each shim would pay for it in time and in copied pages.
     if first["prepared"]["image"]:
@@ -84,9 +84,15 @@ def run_shim(control: socket.socket, node_pidfd: int) -> ProcessSpec:
     os._exit(_run_loop(loop))
 
 
-def _add_monitoring(loop: ShimLoop, pipe: int) -> tuple[ProgressPipeReader, StackCapturer]:
+def _add_monitoring(loop: ShimLoop, attempt_spec: AttemptSpec, pipe: int) -> tuple[ProgressPipeReader, StackCapturer]:
     """Add the readers of progress reports and the stack capturer."""
-    target = CaptureTarget(loop.child.pid, loop.child.control_fd, loop.directory)
+    target = CaptureTarget(
+        loop.child.pid,
+        loop.child.control_fd,
+        Path(attempt_spec.directory),
+        loop.directory / CAPTURED,
+        account=attempt_spec.account,
+    )
     capturer = StackCapturer(loop, target, lambda: loop.node.post(captured=1))
     loop.handlers["capture"] = capturer.start
     loop.add(capturer)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import traceback
 from collections.abc import Iterable
 from typing import NoReturn
 
 from attrs import Factory, evolve, frozen
 
-from fray.model.specs import AttemptSpec, EntryKind
+from fray.model.specs import AttemptSpec, EntryKind, JobAccount
 from fray.net.codec import to_json
+from fray.node.accounts.switch import become, give, set_environ
 from fray.node.job_process.bootstrap import (
     ProcessSpec,
     cold_command,
@@ -62,6 +64,8 @@ def spawn(start: ShimConfig) -> SpawnedProcess | ProcessSpec:
     """
     out, err = os.pipe(), os.pipe()
     outcome, control = _lines_into_container(start.attempt_spec) if start.prepared.image else (os.pipe(), os.pipe())
+    if start.attempt_spec.account is not None:
+        _give_to_account(start.attempt_spec, start.attempt_spec.account, (out[0], err[0]))
     shim = os.getpid()
     # The shim has one thread, so fork is safe: no lock is held by a thread that the child lacks.
     pid = os.fork()
@@ -74,6 +78,14 @@ def spawn(start: ShimConfig) -> SpawnedProcess | ProcessSpec:
     return SpawnedProcess(
         pid=pid, pidfd=os.pidfd_open(pid), out_fd=out[0], err_fd=err[0], outcome_fd=outcome[0], control_fd=control[1]
     )
+
+
+def _give_to_account(attempt_spec: AttemptSpec, account: JobAccount, pipes: tuple[int, int]) -> None:
+    """Give the job its directories, and the pipes it prints into: programs open /dev/stderr by its name."""
+    for directory in (attempt_spec.directory, attempt_spec.sockets):
+        give(directory, account)
+    for pipe in pipes:
+        os.fchown(pipe, account.uid, account.gid)
 
 
 def _lines_into_container(attempt_spec: AttemptSpec) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -115,14 +127,23 @@ def _become_job(start: ShimConfig, shim: int, stdio: tuple[int, int], outcome_fd
         # Before the other kinds: in a container the engine's client runs the program, or the image's Python.
         if start.prepared.image:
             _run_container(body, start.prepared)
+        if start.attempt_spec.account is not None:
+            _change_account(start.attempt_spec.account, shim)
         if start.attempt_spec.spec.entry is EntryKind.BINARY:
             _run_program(body, start.prepared.argv)
-        if needs_cold_start(os.environ, body.variables):
-            _start_cold(body)
+        if start.prepared.starts_cold or needs_cold_start(os.environ, body.variables):
+            _start_cold(body, start.prepared.interpreter or sys.executable)
         return body
     except BaseException:  # noqa: BLE001 - the shim's own code must never continue in the child
         refuse(outcome_fd, f"setting up the process failed:\n{traceback.format_exc()}")
         os._exit(1)
+
+
+def _change_account(account: JobAccount, shim: int) -> None:
+    """Leave root, before anything of the user is looked at: its paths, its variables, its code."""
+    become(account)
+    set_environ(os.environ, account)
+    die_with(shim)  # the kernel forgets it when the uid changes
 
 
 def _detach(shim: int, stdio: tuple[int, int], keep: tuple[int, int]) -> None:
@@ -180,9 +201,15 @@ def _run_container(body: ProcessSpec, prepared: PreparedEnvironment) -> NoReturn
     from fray.node.containers.engine import TICKET, run_command
 
     attempt_spec = body.attempt_spec
+    user, cwd = f"{os.getuid()}:{os.getgid()}", working_directory(body)
+    # O_EXCL: not through a link, since the directory may belong to an account already.
+    ticket = os.open(f"{attempt_spec.directory}/{TICKET}", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     # Secrets are in no file: they reach the container as variables, by name on the command line.
-    with open(os.open(f"{attempt_spec.directory}/{TICKET}", os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
-        file.write(to_json([to_json(evolve(attempt_spec, secrets={})), working_directory(body), list(body.sys_path)]))
+    with open(ticket, "w") as file:
+        file.write(to_json([to_json(evolve(attempt_spec, secrets={})), cwd, list(body.sys_path)]))
+        if attempt_spec.account is not None:
+            user = f"{attempt_spec.account.uid}:{attempt_spec.account.gid}"
+            os.fchown(ticket, attempt_spec.account.uid, attempt_spec.account.gid)
     # The client holds both pipes open as long as it runs, so that neither ends before the container does.
     for descriptor in (body.outcome_fd, body.control_fd):
         os.set_inheritable(descriptor, True)
@@ -190,8 +217,19 @@ def _run_container(body: ProcessSpec, prepared: PreparedEnvironment) -> NoReturn
     variables = {name: value for name, value in body.variables.items() if name not in ("PATH", "VIRTUAL_ENV")}
     own_path = body.attempt_spec.spec.env_vars.get("PATH")
     variables |= {} if own_path is None else {"PATH": own_path}
-    user, cwd = f"{os.getuid()}:{os.getgid()}", working_directory(body)
-    command = run_command(attempt_spec, prepared, entry=body.entry, cwd=cwd, variables=variables, user=user)
+    variables_file = ""
+    if attempt_spec.account is not None:
+        # The client is root's, and reads variables itself (DOCKER_HOST, LD_PRELOAD): it must not have the job's.
+        variables_file, variables = _variables_file(body, variables), {}
+    command = run_command(
+        attempt_spec,
+        prepared,
+        entry=body.entry,
+        cwd=cwd,
+        variables=variables,
+        user=user,
+        variables_file=variables_file,
+    )
     try:
         os.execve(command[0], command, {**os.environ, **variables})
     except OSError as error:
@@ -199,12 +237,27 @@ def _run_container(body: ProcessSpec, prepared: PreparedEnvironment) -> NoReturn
         os._exit(127)
 
 
-def _start_cold(body: ProcessSpec) -> NoReturn:
+def _variables_file(body: ProcessSpec, variables: dict[str, str]) -> str:
+    """Return the path of a file in memory with the variables, which the engine's client inherits."""
+    for name, value in variables.items():
+        if "\n" in value:
+            refuse(
+                body.outcome_fd,
+                f"variable {name!r} has several lines, which a container cannot get on a node with --job-uids: pass "
+                "it in a file, or encoded",
+            )
+            os._exit(1)
+    descriptor = os.memfd_create("variables", 0)
+    os.write(descriptor, os.fsencode("".join(f"{name}={value}\n" for name, value in variables.items())))
+    return f"/proc/self/fd/{descriptor}"
+
+
+def _start_cold(body: ProcessSpec, interpreter: str) -> NoReturn:
     # The spec has the attempt's key and its secrets: every user sees a command line, and a file would outlive a crash.
     spec_fd = os.memfd_create("attempt_spec", 0)
     os.write(spec_fd, to_json(body.attempt_spec).encode())
     os.lseek(spec_fd, 0, os.SEEK_SET)
     for descriptor in (body.outcome_fd, body.control_fd):
         os.set_inheritable(descriptor, True)
-    command = cold_command(body, spec_fd)
+    command = cold_command(body, spec_fd, interpreter)
     os.execve(command[0], command, {**os.environ, **body.variables})

@@ -26,13 +26,14 @@ from attrs import evolve, frozen
 
 from fray.model.monitoring.attempt_metrics import STACKS_LIMIT_BYTES, truncate_middle
 from fray.model.monitoring.progress_protocol import STACKS_FILE, STACKS_SIGNAL, TASKS_END
-from fray.net.atomic_file import write_atomically
+from fray.model.specs import JobAccount
+from fray.node.accounts.switch import become
 from fray.node.linux.process_tree import descendants, die_with, set_title
 from fray.node.shim.plugin import ShimPlugin
 from fray.node.shim.spawn import close_all_but
 
 CAPTURED = "captured"
-"""File in the attempt's directory that holds the text."""
+"""File among the attempt's records that holds the text."""
 CAPTURE_S = 8.0
 """Seconds after which a capture process is killed."""
 PY_SPY_S = 4.0
@@ -66,8 +67,13 @@ class CaptureTarget:
     control_fd: int
     """Descriptor by which its loop is asked for its tasks."""
     directory: Path
+    """Directory of the job, to which its `faulthandler` writes."""
+    captured: Path
+    """File for the text."""
     py_spy: str = ""
     """Path of py-spy; empty: `faulthandler` only."""
+    account: JobAccount | None = None
+    """Account of the job; None: that of this process."""
 
 
 class StackCapturer(ShimPlugin):
@@ -85,7 +91,7 @@ class StackCapturer(ShimPlugin):
         shim = os.getpid()
         try:
             # Otherwise the node would read the previous capture after one that failed.
-            (self._target.directory / CAPTURED).unlink(missing_ok=True)
+            self._target.captured.unlink(missing_ok=True)
             process = os.fork()
             if process == 0:
                 _run_capture(shim, evolve(self._target, py_spy=py_spy))
@@ -135,10 +141,15 @@ def _run_capture(shim: int, target: CaptureTarget) -> NoReturn:
         # This process must not keep the job's pipes and the node's socket open beyond the shim's end.
         close_all_but((target.control_fd,))
         # A second less than the shim's patience, so that what is known by then is written before the SIGKILL.
-        text = capture(target, time.monotonic() + CAPTURE_S - 1)
-        write_atomically(
-            target.directory / CAPTURED, truncate_middle(text, STACKS_LIMIT_BYTES).encode("utf-8", "replace")
-        )
+        deadline = time.monotonic() + CAPTURE_S - 1
+        # Opened first: what is captured is read from files and processes of the account, as the account.
+        file = os.open(target.captured, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        if target.account is not None:
+            become(target.account)
+            die_with(shim)
+        text = truncate_middle(capture(target, deadline), STACKS_LIMIT_BYTES).encode("utf-8", "replace")
+        with open(file, "wb") as out:
+            out.write(text)
     except BaseException:  # noqa: BLE001 - the shim's own code must never continue in the child
         traceback.print_exc()
     finally:

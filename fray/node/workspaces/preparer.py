@@ -165,8 +165,19 @@ class Workspaces:
         async with self.use(bundle, say) as tree:
             return tree
 
-    async def copy_to(self, bundle: BlobId, into: Path, say: Say = lambda line: None, *, user: str = "") -> None:
+    async def copy_to(
+        self,
+        bundle: BlobId,
+        into: Path,
+        say: Say = lambda line: None,
+        *,
+        user: str = "",
+        is_reusable: bool = True,
+    ) -> None:
         """Create the directory ``into`` with a copy of the workspace, to which an attempt of ``user`` may write.
+
+        Args:
+            is_reusable: `return_copy` may take it back.
 
         Raises:
             WorkspaceFailed: see `use`.
@@ -176,7 +187,7 @@ class Workspaces:
         for _ in range(TRIES):
             async with self.use(bundle, say):
                 try:
-                    await self._disk.run(lambda: self._trees.copy(bundle, into, user))
+                    await self._disk.run(lambda: self._trees.copy(bundle, into, user, is_reusable=is_reusable))
                     return
                 except TreeCorrupted as error:
                     say(f"workspace: {error}; building it again")
@@ -286,7 +297,10 @@ class WorkspacePreparer:
             return await self.then.prepare(attempt_spec, say)
         try:
             spec = attempt_spec.spec
-            await self.workspaces.copy_to(spec.environment.bundle or "", place, say, user=spec.user)
+            # Other processes of an account may still write to a copy that is taken back.
+            mine = attempt_spec.account is None
+            bundle = spec.environment.bundle or ""
+            await self.workspaces.copy_to(bundle, place, say, user=spec.user, is_reusable=mine)
         except WorkspaceFailed as error:
             raise NotPrepared(str(error)) from error
         prepared = await self.then.prepare(attempt_spec, say)
@@ -297,7 +311,7 @@ class WorkspacePreparer:
         """Keep the workspace of an ended attempt for another one. Call it in a thread, before the attempt's directory
         is removed."""
         place = workspace_of(attempt_spec)
-        if place is not None and place.is_dir():
+        if place is not None and attempt_spec.account is None and place.is_dir():
             spec = attempt_spec.spec
             self.workspaces.return_copy(spec.environment.bundle or "", place, spec.user)
 

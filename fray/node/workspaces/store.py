@@ -230,7 +230,7 @@ class WorkspaceStore:
 
     # Copies
 
-    def copy(self, bundle: BlobId, into: Path, user: str) -> None:
+    def copy(self, bundle: BlobId, into: Path, user: str, *, is_reusable: bool = True) -> None:
         """Copy the tree for one attempt of ``user``, which may write there.
 
         Large files share their blocks if the file system supports it. Nothing is a link to the store: the owner of a
@@ -255,7 +255,8 @@ class WorkspaceStore:
                     _copy(source, target, entry, self._verified)
             except FileNotFoundError:
                 raise TreeCorrupted(f"{entry.path!r} was removed from the workspace") from None
-        self._reusable.hand_out(into)
+        if is_reusable:
+            self._reusable.hand_out(into)
 
     def _link_target(self, source: str, entry: FileEntry) -> str:
         target = os.readlink(source)

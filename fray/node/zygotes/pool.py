@@ -114,7 +114,7 @@ class ZygotePool:
         return pooled
 
     def _get_or_start(self, prepared: PreparedEnvironment) -> PooledZygote:
-        if not prepared.interpreter:
+        if not prepared.interpreter or prepared.starts_cold:
             return self.own
         pooled = self._others.get(prepared.interpreter)
         if pooled is None:

@@ -188,7 +188,7 @@ def open_attempt_runtime(
             environment=attempt_spec.spec.environment,
             # Resolved, since paths of children are compared with it (`fray.runtime.workspaces.upload`).
             workspace=os.path.realpath(f"{attempt_spec.directory}/{WORKSPACE_NAME}") if has_workspace else "",
-            host_directory=lambda: attempt_spec.directory,
+            host_directory=lambda: attempt_spec.sockets or attempt_spec.directory,
             advertise=attempt_spec.advertise,
             finds_address=attempt_spec.finds_address,
             networked=attempt_spec.networked,
