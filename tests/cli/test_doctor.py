@@ -93,8 +93,8 @@ def test_versions_are_compared() -> None:
         each for each in check_controller(attrs.evolve(HELLO, version="0.0.9"), 1000.0) if each.check == "version"
     )
     assert found.line() == (
-        f"warning  version      controller: fray 0.0.9, here {fray.__version__}: install the same version everywhere: "
-        "the controller first, then nodes, then drivers"
+        f"warning  version      controller: fray 0.0.9, here {fray.__version__}: finish the upgrade: "
+        "the controller first, then nodes, then drivers (docs/upgrade.md)"
     )
     lines = [
         each.line()

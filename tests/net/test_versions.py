@@ -46,8 +46,23 @@ def test_without_a_common_version_the_error_says_which_side_to_upgrade_first() -
     )
     with pytest.raises(ProtocolMismatch, match=r"an earlier fray listens and speaks version 1; upgrade the listening"):
         common_version(release("0.4.0", 4, 5), release("", 1, 1))
-    # What a peer calls its release is printed: one line, no control characters.
-    assert str(release("9\n\x1b[31m" + "x" * 100, 1, 1)) == "fray 9[31m" + "x" * 33
+
+
+def test_what_a_peer_says_of_itself_is_bounded_and_printed_in_one_line() -> None:
+    name = "9\n\x1b[31m" + "x" * 100
+    found = release_of(
+        Hello(
+            protocol=PROTOCOL,
+            session="s",
+            incarnation="i",
+            release=name,
+            versions=(-5, 10**30),
+            capabilities=("unsupported", "y" * 10**6),
+        )
+    )
+    assert found.versions == (0, 9_999)
+    assert found.capabilities == {"unsupported"}
+    assert str(found) == "fray 9[31m" + "x" * 33
 
 
 # The handshake -------------------------------------------------------------------------------------------------------
@@ -64,11 +79,11 @@ def test_hello_welcome_and_refusal_have_the_fields_that_every_release_reads() ->
         incarnation="i",
         release="0.1.0",
         versions=[1, 2],
-        capabilities=["x"],
+        capabilities=["unsupported", "x"],
     )
     old, new = (codec.decode_message(body)[0] for body in (first, second))
     assert release_of(old) == Release(name="", versions=(1, 1), capabilities=frozenset())
-    assert release_of(new) == Release(name="0.1.0", versions=(1, 2), capabilities=frozenset({"x"}))
+    assert release_of(new) == Release(name="0.1.0", versions=(1, 2), capabilities=frozenset({"unsupported"}))
     welcome = control("Welcome", [b""], protocol=[2, 0], incarnation="h", instance="n", resumed=False, received=0)
     refusal = control("Refuse", [], protocol=[2, 0], incarnation="h", error={"error": "FrayError", "message": "no"})
     assert isinstance(codec.decode_message(welcome)[0], Welcome)
@@ -129,10 +144,11 @@ async def test_a_dialer_refuses_a_listener_without_a_common_version(autojump_clo
 
 async def test_a_listener_of_a_neighbouring_release_is_accepted(autojump_clock: MockClock) -> None:
     async with open_harness() as harness:
-        await serve_release(harness, release="0.9.0", versions=[NEWEST, NEWEST + 1], capabilities=["new"], more=[1])
+        known = [*CAPABILITIES, "new"]
+        await serve_release(harness, release="0.9.0", versions=[NEWEST, NEWEST + 1], capabilities=known, more=[1])
         near = await harness.dial(addresses=("memory:later",))
         assert near.channel.peer_release.name == "0.9.0"
-        assert "new" in near.channel.peer_release.capabilities
+        assert near.channel.peer_release.capabilities == set(CAPABILITIES)
 
 
 async def test_a_release_too_far_away_that_took_over_ends_no_channel(
@@ -188,6 +204,15 @@ async def ask_raw(near: Recorder, ref: int, body: bytes) -> FrayError:
     assert near.frames[-1][0] == Kind.ERROR
     assert near.frames[-1][3] == ref
     return codec.decode_error(near.bodies[-1])
+
+
+async def test_an_unknown_greeting_is_refused_with_the_release_that_it_needs(autojump_clock: MockClock) -> None:
+    async with open_harness() as harness:
+        harness.refusal = Unsupported("unknown message type 'RobotHello'")
+        refuse = await answer(await introduce(harness, hello(release="0.9.0", versions=(1, NEWEST + 1))))
+        assert isinstance(refuse, Refuse)
+        assert refuse.error["error"] == "Unsupported"
+        assert f"its sender, fray 0.9.0 (wire version {NEWEST + 1}), or a later one" in refuse.error["message"]
 
 
 UNKNOWN = [

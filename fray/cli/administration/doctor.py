@@ -352,7 +352,7 @@ def _check_version(whose: str, version: str) -> Finding:
     return warning(
         "version",
         f"{whose}: fray {version or 'of an earlier version'}, here {VERSION}",
-        "install the same version everywhere: the controller first, then nodes, then drivers",
+        "finish the upgrade: the controller first, then nodes, then drivers (docs/upgrade.md)",
     )
 
 

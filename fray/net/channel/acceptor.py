@@ -11,7 +11,7 @@ from typing import TypeAlias
 import trio
 from attrs import define, field
 
-from fray.errors import ChannelClosed, ConnectionFailed, FrayError, ProtocolMismatch, Unreachable
+from fray.errors import ChannelClosed, ConnectionFailed, FrayError, ProtocolMismatch, Unreachable, Unsupported
 from fray.model.ids import mint
 from fray.model.messages.client import ProcessMark
 from fray.model.messages.session import Hello, Refuse, Welcome
@@ -26,7 +26,7 @@ from fray.net.channel.session import (
     SessionRecord,
     decide_hello,
 )
-from fray.net.channel.versions import own_fields, release_of
+from fray.net.channel.versions import explain_unsupported, own_fields, release_of
 from fray.net.codec import ACK, Bytes, Kind
 from fray.net.limited_log import LimitedLog
 from fray.net.own_address import ip_of
@@ -151,7 +151,7 @@ class Acceptor:
 
     def _start_session(self, transport: Transport, hello: Hello, greeting: bytes) -> _Session:
         # First, since it may refuse: nothing has been created then.
-        answer, make_handler = self._answer_greeting(transport.peer, greeting)
+        answer, make_handler = self._answer_greeting(transport.peer, hello, greeting)
         channel = Channel(
             session=hello.session,
             incarnation=hello.incarnation,
@@ -177,12 +177,14 @@ class Acceptor:
         channel.attach(connection, greeting)
         return session
 
-    def _answer_greeting(self, peer: PeerIdentity, greeting: bytes) -> tuple[bytes, HandlerFactory]:
+    def _answer_greeting(self, peer: PeerIdentity, hello: Hello, greeting: bytes) -> tuple[bytes, HandlerFactory]:
         try:
             answer, make_handler = self._on_greeting(peer, greeting)
             # The welcome is one frame: the dialer waits for a single message and reassembles no fragments.
             codec.check_size(len(answer), "the listener's greeting", codec.FRAGMENT_BYTES)
             return answer, make_handler
+        except Unsupported as error:
+            raise explain_unsupported(error, release_of(hello)) from None
         except FrayError:
             raise
         except Exception as error:

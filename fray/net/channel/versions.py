@@ -26,6 +26,7 @@ have to look at, as ``Enumeration.VALUE`` or ``Message.field``. ``unsupported``:
 `Unsupported`, unknown notices ignored."""
 
 _NAME_LIMIT = 40
+_VERSION_LIMIT = 9_999
 
 
 @frozen(kw_only=True)
@@ -38,7 +39,7 @@ class Release:
 
     def __str__(self) -> str:
         # From the peer, and printed: in one line, without control characters.
-        name = "".join(each for each in self.name[:_NAME_LIMIT] if each.isprintable())
+        name = "".join(each for each in self.name if each.isprintable())
         return f"fray {name}" if name else "an earlier fray"
 
     def check(self, message: object) -> None:
@@ -75,7 +76,13 @@ def own_fields() -> dict[str, Any]:
 
 def release_of(message: Hello | Welcome | Refuse) -> Release:
     """Return the release of the sender."""
-    return Release(name=message.release, versions=message.versions, capabilities=frozenset(message.capabilities))
+    # What the peer says is stored with the channel and printed, so it is bounded; only known capabilities matter.
+    oldest, newest = (max(0, min(each, _VERSION_LIMIT)) for each in message.versions)
+    return Release(
+        name=message.release[:_NAME_LIMIT],
+        versions=(oldest, newest),
+        capabilities=frozenset(CAPABILITIES).intersection(message.capabilities),
+    )
 
 
 def common_version(dialer: Release, listener: Release) -> int:

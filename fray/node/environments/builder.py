@@ -178,7 +178,7 @@ def _interpreter(recipe: Recipe, tool: UvRunner) -> str:
 
 
 def _add_fray(recipe: Recipe, directory: Path, tool: UvRunner) -> None:
-    """Add the node's Fray, in place of the project's if it has one: both ends of a connection must be one version."""
+    """Add the node's Fray, in place of the project's if it has one: the node starts jobs in the format of its own."""
     venv = directory / "venv"
     # A project that requires Fray has installed one, which may be of another version.
     if overlay.is_installed(venv, recipe.python, "fray"):
