@@ -57,6 +57,11 @@ class AccessScope:
     def user(self) -> str:
         return self._identity.user
 
+    @property
+    def owner(self) -> str:
+        """Name of this client for what it has uploaded (`Possession`): the person on all machines, or the job."""
+        return f"user {self.user}" if self._job_id is None else f"job {self._job_id}"
+
     @cached_property
     def _inherited(self) -> frozenset[Namespace]:
         """The namespaces from which this job was launched, through all jobs above it."""
@@ -129,11 +134,24 @@ class AccessScope:
         for job in self._state.jobs.values():
             outcome = job.outcome.value if job.outcome is not None else None
             if value in (outcome, job.spec.payload) and self.has_job(job):
-                if len(self._values) >= VALUES_LIMIT:
-                    self._values.clear()
-                self._values[value] = None
+                self._remember(value)
                 return True
         return False
+
+    def has_bundle(self, bundle: BlobId) -> bool:
+        """Return whether a workspace is that of an own job."""
+        own = self._state.jobs.get(self._job_id) if self._job_id is not None else None
+        if bundle in self._values or (own is not None and own.spec.environment.bundle == bundle):
+            return True
+        if any(job.spec.environment.bundle == bundle and self.has_job(job) for job in self._state.jobs.values()):
+            self._remember(bundle)
+            return True
+        return False
+
+    def _remember(self, content: BlobId) -> None:
+        if len(self._values) >= VALUES_LIMIT:
+            self._values.clear()
+        self._values[content] = None
 
     def filter_names(self, names: client.Names) -> client.Names:
         """Return the endpoints without those of others."""

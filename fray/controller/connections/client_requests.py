@@ -12,7 +12,7 @@ from typing import Any
 from attrs import evolve
 
 from fray.controller.connections import people_requests
-from fray.controller.connections.access import scope_for
+from fray.controller.connections.access import AccessScope, job_of, scope_for
 from fray.controller.connections.client import Answer, ClientConnection
 from fray.controller.connections.validation import (
     check_bundles,
@@ -25,7 +25,7 @@ from fray.controller.connections.validation import (
 from fray.controller.secret_store import check_limits, check_secrets
 from fray.errors import FrayError, InvalidRequest, ProtocolMismatch, StoreError
 from fray.model.actors import ActorInfo
-from fray.model.ids import Namespace, check_name
+from fray.model.ids import BlobId, Namespace, check_name
 from fray.model.job_groups import JobGroupInfo
 from fray.model.messages import client as messages
 from fray.model.messages import machine_groups, maintenance, people, usage
@@ -72,11 +72,22 @@ RECORD_BYTES = 500
 
 
 def launch(client: ClientConnection, ref: int, message: messages.Launch, blobs: Sequence[Bytes]) -> Answer:
+    context, scope = client.context, scope_for(client, messages.Launch)
+
+    # To know the hash of content of others opens nothing: it is not there for who has neither sent it nor a job with
+    # it. Both errors are those for missing content, so that they do not say whether it is stored.
+    def has_blob(blob: BlobId) -> bool:
+        return context.has_blob(blob) and (scope is None or _has_sent(client, scope, blob) or scope.has_value(blob))
+
+    def has_bundle(bundle: BlobId) -> bool:
+        is_there = context.bundles.has(bundle)
+        return is_there and (scope is None or _has_sent(client, scope, bundle) or scope.has_bundle(bundle))
+
     with client.context.hold_blobs(blobs) as attached:
         # All checks that need no scheduler come before the event: an invalid launch never enters the inbox.
-        needed = check_launch(message, attached, client.context.has_blob)
+        needed = check_launch(message, attached, has_blob)
         # A missing workspace is refused here; on a node it would be an attempt that fails after it was placed.
-        check_bundles(message, client.context.state.jobs, client.context.bundles.has)
+        check_bundles(message, client.context.state.jobs, has_bundle)
         if message.secrets or any(spec.secrets for spec in message.jobs):
             check_limits(message.secrets)
             declared = client.hub.declared_secrets()
@@ -92,6 +103,10 @@ def launch(client: ClientConnection, ref: int, message: messages.Launch, blobs: 
         if message.secrets:
             client.context.secrets.add([spec.job_id for spec in message.jobs if spec.secrets], message.secrets)
     return None
+
+
+def _has_sent(client: ClientConnection, scope: AccessScope, content: BlobId) -> bool:
+    return client.context.bundles.possession.has(scope.owner, content)
 
 
 def provide_secrets(
@@ -319,13 +334,25 @@ def save_checkpoint(
     client: ClientConnection, ref: int, message: messages.SaveCheckpoint, blobs: Sequence[Bytes]
 ) -> Answer:
     # As for a launch: a refused checkpoint leaves no blob.
+    context, scope = client.context, scope_for(client, messages.SaveCheckpoint)
+
+    def has_blob(blob: BlobId) -> bool:
+        # As in `launch`: otherwise a job would read any content of which it knows the hash, as its own checkpoint.
+        return context.store.has_blob(blob) and (scope is None or _is_checkpoint(client, blob) or scope.has_value(blob))
+
     with client.context.hold_blobs(blobs) as attached:
-        check_checkpoint(message, attached, client.context.store.has_blob)
+        check_checkpoint(message, attached, has_blob)
         event = CheckpointTaken(
             session=client.session, ref=ref, number=message.number, blob=message.blob, location=message.location
         )
         client.context.submit_with_blobs(event, [message.blob] if message.blob is not None else [])
     return None
+
+
+def _is_checkpoint(client: ClientConnection, blob: BlobId) -> bool:
+    """Return whether this is the content of the checkpoint that the client's job has."""
+    job = client.context.state.jobs.get(job_of(client.hello.attempt_id) or "")
+    return job is not None and job.checkpoint is not None and job.checkpoint.blob == blob
 
 
 def fetch_checkpoint(
@@ -350,7 +377,10 @@ def fetch_checkpoint(
 def handle_bundle(client: ClientConnection, ref: int, message: object, blobs: Sequence[Bytes]) -> Answer:
     # Counted here and served in a task: reading and hashing chunks must not hold up the loop.
     client.context.bundles.admit(message, blobs)
-    client.hub.start_soon(client.context.bundles.serve, client, ref, message, blobs)
+    scope = scope_for(client, messages.Launch)
+    is_own = isinstance(message, OfferBundle) and scope is not None and scope.has_bundle(message.bundle)
+    owner = None if scope is None or is_own else scope.owner
+    client.hub.start_soon(client.context.bundles.serve, client, ref, message, blobs, owner)
     return None
 
 

@@ -24,6 +24,7 @@ import trio
 from attrs import frozen
 
 from fray.controller.workspaces.chunks import ChunkStore, CompleteBundle
+from fray.controller.workspaces.possession import Possession
 from fray.errors import ChannelClosed, ChannelFull, FrayError, InvalidRequest, StoreError
 from fray.model.ids import BlobId
 from fray.model.messages.bundles import (
@@ -95,6 +96,7 @@ class BundleStore:
         self.retention = retention or BundleRetention()
         self._chunks, self._needed = chunks, needed
         self._complete: set[BlobId] = set(chunks.bundles())
+        self.possession = Possession()
         self._touched: dict[BlobId, float] = {}
         self._offered: dict[BlobId, float] = {}
         """Times of the last offers of values."""
@@ -146,12 +148,18 @@ class BundleStore:
             check_parts(message.value, message.size_bytes, message.parts)
         self._waiting += 1
 
-    async def serve(self, origin: RequestOrigin, ref: int, message: object, blobs: Sequence[Bytes]) -> None:
-        """Answer a request that was admitted."""
+    async def serve(
+        self, origin: RequestOrigin, ref: int, message: object, blobs: Sequence[Bytes], owner: str | None = None
+    ) -> None:
+        """Answer a request that was admitted.
+
+        Args:
+            owner: client that has to send what it offers although it is stored (`Possession`). None: it need not.
+        """
         try:
             # Before the chunk is read: what a slow client has requested stays on the disk.
             await origin.channel.wait_room()
-            origin.reply(ref, *await self.answer(message, blobs))
+            origin.reply(ref, *await self.answer(message, blobs, owner))
         except ChannelClosed:
             pass
         except FrayError as error:
@@ -161,16 +169,20 @@ class BundleStore:
         finally:
             self._waiting -= 1
 
-    async def answer(self, message: object, blobs: Sequence[Bytes]) -> tuple[object, Sequence[Bytes]]:
+    async def answer(
+        self, message: object, blobs: Sequence[Bytes], owner: str | None = None
+    ) -> tuple[object, Sequence[Bytes]]:
         match message:
             case OfferBundle():
-                return await self._offer(message), ()
+                return await self._offer(message, owner), ()
             case OfferValue():
-                return await self._offer_value(message), ()
+                return await self._offer_value(message, owner), ()
             case FetchValue(value=value):
                 return await self._value_state(value), ()
             case PutChunk(chunk=chunk):
                 await self._blocking(self._put, chunk, bytes(blobs[0]))
+                if owner is not None:
+                    self.possession.add_chunk(owner, chunk)
                 return Done(), ()
             case FetchBundle(bundle=bundle):
                 return BundleState(complete=True, parts=await self._parts_of(bundle)), ()
@@ -191,34 +203,38 @@ class BundleStore:
 
     # Uploads
 
-    async def _offer(self, message: OfferBundle) -> BundleState:
+    async def _offer(self, message: OfferBundle, owner: str | None) -> BundleState:
         bundle = message.bundle
-        if bundle in self._complete:
+        if bundle in self._complete and (owner is None or self.possession.has(owner, bundle)):
             await self._touch(bundle)
             return BundleState(complete=True)
         # The manifest's own parts first: only from them it is known which chunks of contents to ask for.
-        lacks = await self._blocking(self._missing_chunks, message.parts)
+        lacks = await self._missing_of(owner, message.parts)
         if lacks:
             await self._make_room(message.size_bytes)
             return BundleState(complete=False, missing=lacks)
         async with self._changing:  # a sweep must not remove what is found here
             manifest, lacks = await self._blocking(self._find_missing, message)
+            if manifest is not None and owner is not None:
+                lacks = await self._missing_of(owner, [chunk.blob for chunk in manifest.chunks])
             if manifest is None or lacks:
                 return BundleState(complete=False, missing=lacks)
             # The record comes last: a bundle that has one is complete, whatever was interrupted before.
             record = CompleteBundle(message.parts, frozenset(chunk.blob for chunk in manifest.chunks))
             await self._blocking(self._chunks.complete, bundle, record)
             self._complete.add(bundle)
+        if owner is not None:
+            self.possession.add(owner, bundle)
         _log.info("workspace uploaded", extra={"bundle": bundle, "files": len(manifest.files)})
         return BundleState(complete=True)
 
-    async def _offer_value(self, message: OfferValue) -> BundleState:
+    async def _offer_value(self, message: OfferValue, owner: str | None) -> BundleState:
         value = message.value
         self._offered[value] = trio.current_time()
-        if value in self._complete:
+        if value in self._complete and (owner is None or self.possession.has(owner, value)):
             await self._touch(value)
             return BundleState(complete=True)
-        lacks = await self._blocking(self._missing_chunks, message.parts)
+        lacks = await self._missing_of(owner, message.parts)
         if lacks:
             await self._make_room(sum(part_sizes(message.size_bytes)))
             return BundleState(complete=False, missing=lacks)
@@ -228,6 +244,8 @@ class BundleStore:
                 record = CompleteBundle(message.parts, frozenset(), message.size_bytes)
                 await self._blocking(self._chunks.complete, value, record)
                 self._complete.add(value)
+        if not lacks and owner is not None:
+            self.possession.add(owner, value)
         return BundleState(complete=not lacks, missing=lacks)
 
     async def _value_state(self, value: BlobId) -> BundleState:
@@ -241,6 +259,13 @@ class BundleStore:
         if self._last_value[0] != value:
             self._last_value = (value, frozenset((await self._value_state(value)).parts))
         return self._last_value[1]
+
+    async def _missing_of(self, owner: str | None, chunks: Sequence[BlobId]) -> tuple[BlobId, ...]:
+        """Return the chunks that are not stored, or that this client has not sent yet."""
+        lacks = set(await self._blocking(self._missing_chunks, chunks))
+        if owner is not None:
+            lacks |= {chunk for chunk in chunks if not self.possession.has_chunk(owner, chunk)}
+        return tuple(chunk for chunk in dict.fromkeys(chunks) if chunk in lacks)
 
     def _missing_chunks(self, chunks: Iterable[BlobId]) -> tuple[BlobId, ...]:
         return tuple(chunk for chunk in dict.fromkeys(chunks) if not self._chunks.has(_check_name(chunk)))
