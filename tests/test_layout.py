@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "threads": set(),
     "job": {"blocking", "api", "threads"} | WORDS,
     "v2": {"blocking", "api", "threads"} | WORDS,
+    "rl": WORDS,
 }
 """Part: what it may import besides itself. Parts that are not here (local, testing, cli, …) put the others together."""
 
@@ -96,7 +97,7 @@ PURE = (
     *("node/state_reports.py", "node/environments/recipe.py"),
     *("net/buffers/chunks.py", "net/buffers/segment_allocator.py", "runtime/scope/children.py"),
     *("runtime/calls/wire.py", "runtime/tasks/policy.py", "runtime/objects/refcount.py"),
-    *("model/**/*.py", "scheduler/**/*.py"),
+    *("model/**/*.py", "scheduler/**/*.py", "rl/core/**/*.py"),
 )
 IMPURE = {
     *("trio", "time", "datetime", "secrets", "socket", "select", "os", "io", "pathlib", "tempfile", "shutil"),
@@ -302,6 +303,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("embedded_main", "main"),
         ("__main__",),
     ),
+    "rl": (("core",),),
     "runtime": (
         (
             "background",

@@ -1,0 +1,10 @@
+"""Reinforcement learning of language models, in the architecture of NexRL.
+
+Upwards, each may import those above it:
+
+- `core`: what decides, without torch, Trio, clocks and files: tasks and leases, groups and batches, versions of the
+  weights, states of the inference servers, advantages. A simulation with faults runs the same code.
+
+What acts on these decisions (actors, inference servers, trainers) is built above it. Importing this package loads
+neither torch nor the rest of Fray.
+"""

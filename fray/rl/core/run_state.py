@@ -1,0 +1,408 @@
+"""State of a run: decides what workers, trainer and servers get, and records each decision as entries of a journal.
+
+The caller writes `RunState.entries` to storage before it answers a worker or the trainer; `RunState.recover` rebuilds
+the state from a snapshot and the entries written since. Leases are not among them: what was rolled out when the state
+was lost is rolled out again, and the results of the old leases are refused.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from enum import Enum
+
+from attrs import define, field, frozen
+
+from fray.rl.core.journal import (
+    BatchLoaded,
+    BatchSkipped,
+    BatchTaken,
+    BatchTrained,
+    Entry,
+    GroupRefused,
+    IncompleteDropped,
+    RetryCost,
+    RowAdded,
+    SamplesAccepted,
+    TaskDropped,
+    TaskFailed,
+    ValidationBegan,
+    ValidationEnded,
+    ValidationRowDone,
+    WeightsSynced,
+)
+from fray.rl.core.leases import Lease, LeaseTable
+from fray.rl.core.run_record import EQUAL_REWARDS, VALIDATION, RunPlan, RunRecord, StalePolicy
+from fray.rl.core.tasks import RolloutTask
+from fray.rl.core.trajectory_store import Sample, SampleGroup
+from fray.rl.core.versions import Gate, VersionName
+
+
+class PutAnswer(Enum):
+    """Answer to a worker that delivers a task."""
+
+    SUCCESS = "success"
+    FAIL = "fail"
+    """The lease is not open: the task is rolled out by another worker, or was already."""
+    RE_ROLLOUT = "re-rollout"
+    """Made by weights that are too old; the task is given out again."""
+
+
+@frozen
+class NoTask:
+    """Reason why a worker gets no task."""
+
+    reason: str
+    is_final: bool = False
+    """True if there will never be one again."""
+
+
+@define
+class RunState:
+    """Samples, weights and leases of a run.
+
+    Args:
+        record: what the journal tells of the run.
+        incarnation: of this state, higher than that of any before: leases of those are refused.
+    """
+
+    record: RunRecord
+    incarnation: int = 0
+    entries: list[Entry] = field(init=False, factory=list)
+    """Entries since the caller last took them."""
+    _leases: LeaseTable = field(init=False)
+    _validation_leases: LeaseTable = field(init=False)
+    _validation_waiting: list[RolloutTask] = field(init=False, factory=list)
+    _validation_attempts: Counter[int] = field(init=False, factory=Counter)
+
+    def __attrs_post_init__(self) -> None:
+        self._leases = LeaseTable(f"{self.incarnation}", self.record.plan.lease_s)
+        self._validation_leases = LeaseTable(f"{self.incarnation}v", self.record.plan.lease_s)
+        self._refill_validation()
+
+    @classmethod
+    def new(cls, plan: RunPlan) -> RunState:
+        """Return the state of a run that has not begun."""
+        return cls(RunRecord.new(plan))
+
+    @classmethod
+    def recover(cls, snapshot: RunRecord, entries: Iterable[Entry], incarnation: int) -> RunState:
+        """Rebuild a state whose process was lost, while the trainer was not.
+
+        Args:
+            snapshot: of the last checkpoint.
+            entries: those written since, in their order.
+            incarnation: higher than that of the lost state.
+        """
+        record = snapshot.copy()
+        for entry in entries:
+            _remove_from_waiting(record, entry)
+            record.apply(entry)
+        return cls(record, incarnation)
+
+    @classmethod
+    def rewind(cls, snapshot: RunRecord, incarnation: int) -> RunState:
+        """Return the state of a checkpoint whose trainer continues in a new incarnation. The weights are sent again."""
+        record = snapshot.copy()
+        record.rewind()
+        return cls(record, incarnation)
+
+    def snapshot(self) -> RunRecord:
+        """Return the record as it is now, for a checkpoint. Tasks under lease are the first to be rolled out again."""
+        record = self.record.copy()
+        for lease in self.leases:
+            record.return_task(lease.task)
+        return record
+
+    # Rollout workers
+
+    def take_task(self, worker: str, now: float) -> Lease | NoTask:
+        """Lease the next task to a worker, those of a validation first."""
+        if self._validation_waiting:
+            return self._validation_leases.make(heapq.heappop(self._validation_waiting), worker, now)
+        record = self.record
+        weights = record.weights
+        if weights.gate is not Gate.OPEN:
+            return NoTask("the trainer trains" if weights.gate is Gate.TRAINING else "the servers receive weights")
+        if not self._may_train([(weights.rollout, 0)]):
+            return NoTask(f"the servers have version {weights.rollout}, too old beside {weights.line.current}")
+        if not record.waiting and not self._load_batch():
+            return self._no_task()
+        task = self._admitted_task()
+        if task is None:
+            return NoTask(f"{record.plan.most_untrained} samples are rolled out or not trained yet")
+        record.take_waiting(task)
+        return self._leases.make(task, worker, now)
+
+    def put(self, number: str, samples: Sequence[Sample], keys: Sequence[tuple[Hashable, ...]]) -> PutAnswer:
+        """Accept the samples of a task.
+
+        Args:
+            number: of the lease.
+            samples: as many as the task has.
+            keys: of the groups of the samples.
+
+        Raises:
+            ValueError: another number of samples than the task has, or of keys than samples.
+        """
+        lease = self._leases.get(number)
+        if lease is None:
+            return PutAnswer.FAIL
+        if len(samples) != lease.task.samples or len(keys) != len(samples):
+            raise ValueError(f"{len(samples)} samples and {len(keys)} keys for a task of {lease.task.samples} samples")
+        weights, plan = self.record.weights, self.record.plan
+        segments = [segment for sample in samples for segment in sample.segments]
+        is_known = weights.line.age(segments) is not None
+        if weights.gate is not Gate.OPEN or not is_known or not self._may_train(segments):
+            self._leases.close(number)
+            if plan.stale is StalePolicy.DROP and is_known and weights.gate is Gate.OPEN:
+                self._add(TaskDropped(lease.task, "stale"))
+                return PutAnswer.SUCCESS
+            self._add(TaskFailed(lease.task, "stale", RetryCost.NOTHING))
+            return PutAnswer.RE_ROLLOUT
+        self._leases.close(number)
+        self._add(SamplesAccepted(tuple(samples), tuple(keys)))
+        if plan.drop_equal_rewards:
+            self._replace_equal_rewards()
+        return PutAnswer.SUCCESS
+
+    def put_validated(self, number: str) -> PutAnswer:
+        """Accept the result of a row of the validation."""
+        lease = self._validation_leases.get(number)
+        if lease is None:
+            return PutAnswer.FAIL
+        self._validation_leases.close(number)
+        self._add(ValidationRowDone(lease.task.row))
+        return PutAnswer.SUCCESS
+
+    def fail(self, number: str, reason: str) -> None:
+        """Give a task back whose attempt has failed; it is dropped after its last one.
+
+        Ignored if the lease is not open.
+        """
+        if (lease := self._validation_leases.get(number)) is not None:
+            self._validation_leases.close(number)
+            self._fail_validation(lease.task, reason)
+        elif (lease := self._leases.get(number)) is not None:
+            self._leases.close(number)
+            is_last = self.record.attempts[lease.task.task_id] + 1 >= self.record.plan.max_attempts
+            self._add(TaskDropped(lease.task, reason) if is_last else TaskFailed(lease.task, reason, RetryCost.ATTEMPT))
+
+    def lose_worker(self, worker: str) -> None:
+        """Give back what a worker had whose process or machine was lost."""
+        for lease in self._validation_leases.of_worker(worker):
+            self._validation_leases.close(lease.number)
+            heapq.heappush(self._validation_waiting, lease.task)
+        for lease in self._leases.of_worker(worker):
+            self._leases.close(lease.number)
+            # An episode that ends its process each time would otherwise be rolled out for ever.
+            is_last = self.record.losses[lease.task.task_id] + 1 >= self.record.plan.max_losses
+            reason = "worker_lost"
+            self._add(TaskDropped(lease.task, reason) if is_last else TaskFailed(lease.task, reason, RetryCost.WORKER))
+
+    def expire(self, now: float) -> None:
+        """Give back the tasks whose leases have expired; it counts as an attempt."""
+        for table in (self._validation_leases, self._leases):
+            for lease in table.expired(now):
+                self.fail(lease.number, "timeout")
+
+    def add_row(self, row: int, *, in_front: bool = False) -> None:
+        """Add a row to what is to be rolled out, in front of what is waiting or behind it."""
+        self._add(RowAdded(row, in_front))
+
+    # Trainer
+
+    def next_batch(self) -> list[SampleGroup] | None:
+        """Begin an update; return its groups. None if there is no batch, an update is under way, or the run is done."""
+        record = self.record
+        while not (record.training is not None or self.is_done or record.weights.gate is not Gate.OPEN):
+            self._refuse_stale()
+            is_last = not self._may_get_more()
+            if not record.store.is_ready(batch_finished=self._is_batch_finished, is_last=is_last):
+                if not is_last or not self._drop_incomplete():
+                    return None
+                continue
+            groups, lost = record.store.choose()
+            self._add(BatchTaken(tuple(sample.sample_id for group in groups for sample in group.samples), lost))
+            if groups:
+                return record.training
+            # All of its samples were dropped: there is nothing to train.
+            self.skip_update("all_samples_dropped")
+        return None
+
+    def finish_update(self) -> VersionName:
+        """Note that the update was done; return the version that it made."""
+        self._add(BatchTrained())
+        return self.record.weights.line.current
+
+    def skip_update(self, reason: str) -> None:
+        """Drop the batch: no update was done with it."""
+        self._add(BatchSkipped(reason))
+
+    def sync(self, version: VersionName) -> bool:
+        """Note that the servers have a version. Return False if it is not the one to be sent, and nothing changed."""
+        if version != self.record.weights.to_send:
+            return False
+        self._add(WeightsSynced(version))
+        return True
+
+    @property
+    def is_done(self) -> bool:
+        """True if no further update will be done."""
+        plan, record = self.record.plan, self.record
+        if plan.steps is not None and record.weights.line.number >= plan.steps:
+            return True
+        return record.training is None and record.store.complete_slots == 0 and self._is_exhausted
+
+    # Validation
+
+    def begin_validation(self, rows: int) -> None:
+        """Roll out rows with the version that the servers have, which they keep until the end."""
+        self._add(ValidationBegan(rows))
+        self._refill_validation()
+
+    def end_validation(self) -> None:
+        """Let the servers take newer versions. Raises ValueError if rows of it are open."""
+        round_ = self.record.validation
+        if round_ is None or not round_.is_complete:
+            raise ValueError("no validation is complete")
+        self._add(ValidationEnded())
+
+    # What it is
+
+    @property
+    def leases(self) -> list[Lease]:
+        """The open leases of training tasks."""
+        return self._leases.all
+
+    def has_lease(self, number: str) -> bool:
+        """Return whether a lease is open."""
+        return self._leases.get(number) is not None or self._validation_leases.get(number) is not None
+
+    @property
+    def open_samples(self) -> int:
+        """Number of samples that are waiting, rolled out, in the pool or in training, found by counting."""
+        record = self.record
+        waiting = sum(task.samples for _, task in record.waiting) + len(self._validation_waiting)
+        leased = self._leases.samples + self._validation_leases.samples
+        return waiting + leased + len(record.store.samples) + len(record.batch_samples)
+
+    def wait_reason(self) -> str:
+        """Return what the trainer waits for, in one line."""
+        record = self.record
+        if self.is_done:
+            return "the run is done"
+        if record.training is not None:
+            return f"update {record.weights.line.number + 1} is done with {len(record.batch_samples)} samples"
+        if record.weights.gate is Gate.SYNCING:
+            waits_for = "the validation" if record.weights.pinned is not None else "the servers"
+            return f"version {record.weights.line.current} waits for {waits_for}"
+        have, want = (
+            record.store.complete_slots // record.plan.group_size,
+            record.plan.batch_size // record.plan.group_size,
+        )
+        text = f"the trainer waits: {have} of {want} groups"
+        if oldest := min(self.leases, key=lambda lease: lease.expires_at, default=None):
+            text += f"; slowest: task {oldest.task.task_id} of {oldest.worker}"
+        return text
+
+    # Decisions
+
+    def _add(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        self.record.apply(entry)
+
+    def _load_batch(self) -> bool:
+        record = self.record
+        if record.is_held or not record.plan.order.has_batch(record.loaded):
+            return False
+        self._add(BatchLoaded(record.loaded))
+        return True
+
+    def _no_task(self) -> NoTask:
+        if self.record.is_held:
+            return NoTask("the next batch waits for the next weights")
+        return NoTask("all data is rolled out", is_final=not len(self._leases) and self.is_done)
+
+    def _admitted_task(self) -> RolloutTask | None:
+        """Return the first waiting task that may be rolled out now."""
+        record = self.record
+        leased, accepted = self._leases.groups, record.open_groups
+        begun = len(accepted) + sum(group not in accepted for group in leased)
+        if record.plan.holds_batches or (begun + 1) * record.plan.group_size <= record.plan.most_untrained:
+            return record.waiting[0][1]
+        # A group that has begun is finished, whatever is in front of it: else halves of groups keep each other's rest
+        # out.
+        open_ = [one for one in record.waiting if one[1].group_id in accepted or one[1].group_id in leased]
+        return min(open_)[1] if open_ else None
+
+    def _may_train(self, segments: Sequence[tuple[VersionName, int]]) -> bool:
+        if self.record.plan.stale is StalePolicy.KEEP:
+            return self.record.weights.line.age(segments) is not None
+        return self.record.weights.is_usable(segments)
+
+    def _refuse_stale(self) -> None:
+        for group in self.record.store.complete:
+            if not self._may_train(group.segments):
+                is_known = self.record.weights.line.age(group.segments) is not None
+                again = self.record.plan.stale is not StalePolicy.DROP or not is_known
+                self._add(GroupRefused(tuple(sample.sample_id for sample in group.samples), "stale", again))
+
+    def _replace_equal_rewards(self) -> None:
+        record = self.record
+        for group in record.store.complete:
+            if group.has_equal_rewards and record.replaced_groups < record.plan.max_replaced_groups:
+                ids = tuple(sample.sample_id for sample in group.samples)
+                self._add(GroupRefused(ids, EQUAL_REWARDS, again=False))
+
+    @property
+    def _is_batch_finished(self) -> bool:
+        return not self.record.waiting and not len(self._leases)
+
+    def _may_get_more(self) -> bool:
+        """Return whether samples may still come before a batch is taken."""
+        record = self.record
+        return not self._is_batch_finished or (not record.is_held and record.plan.order.has_batch(record.loaded))
+
+    @property
+    def _is_exhausted(self) -> bool:
+        record = self.record
+        return self._is_batch_finished and not record.plan.order.has_batch(record.loaded) and not record.store.samples
+
+    def _drop_incomplete(self) -> bool:
+        """Drop groups that cannot become complete, or let the next batch be loaded. Return whether either was due."""
+        record = self.record
+        if record.store.samples:
+            self._add(IncompleteDropped("group_incomplete"))
+            return True
+        if record.is_held:
+            self._add(BatchTaken((), 0))
+            self.skip_update("no_samples")
+            return True
+        return False
+
+    def _refill_validation(self) -> None:
+        if (round_ := self.record.validation) is not None:
+            rows = set(range(round_.rows)) - round_.done
+            self._validation_waiting = [RolloutTask(VALIDATION, row, 0, row) for row in sorted(rows)]
+
+    def _fail_validation(self, task: RolloutTask, reason: str) -> None:
+        self._validation_attempts[task.row] += 1
+        if self._validation_attempts[task.row] >= self.record.plan.max_attempts:
+            self._add(ValidationRowDone(task.row, reason))
+        else:
+            heapq.heappush(self._validation_waiting, task)
+
+
+def _remove_from_waiting(record: RunRecord, entry: Entry) -> None:
+    """Remove the tasks of an entry from those that wait: the worker that had them took them before it was written."""
+    match entry:
+        case SamplesAccepted(samples, _):
+            tasks = {sample.task for sample in samples}
+        case TaskFailed(task, _, _) | TaskDropped(task, _):
+            tasks = {task}
+        case _:
+            return
+    record.waiting = [one for one in record.waiting if one[1] not in tasks]
+    heapq.heapify(record.waiting)

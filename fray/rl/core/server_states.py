@@ -1,0 +1,135 @@
+"""States of an inference server, as a table, and the choice of the server for a request.
+
+A server answers requests only as HEALTHY. After it has died it holds the weights of its start, so its way back leads
+through STALE: there is no edge from DEAD or RESTARTING to HEALTHY.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from attrs import define, field
+
+from fray.rl.core.versions import VersionLine, VersionName
+
+
+class ServerState(Enum):
+    """State of an inference server."""
+
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"
+    """Missed a deadline: gets no new requests; those it has may still be answered."""
+    DEAD = "dead"
+    """The process has ended, or was suspect for too long. Its messages are ignored."""
+    RESTARTING = "restarting"
+    STALE = "stale"
+    """Answers, without the current weights: gets no requests."""
+    RETIRED = "retired"
+    """Spent its restart budget; it is replaced elsewhere."""
+
+
+class ServerEvent(Enum):
+    """Observation of a server, or an action on it."""
+
+    ANSWERED = "answered"
+    DEADLINE_MISSED = "deadline missed"
+    SUSPECT_TOO_LONG = "suspect too long"
+    ENDED = "ended"
+    RESTARTED = "restarted"
+    READY = "ready"
+    LOADED = "loaded"
+    TRANSFER_MISSED = "transfer missed"
+    BUDGET_SPENT = "budget spent"
+
+
+_S, _E = ServerState, ServerEvent
+
+TRANSITIONS: dict[tuple[ServerState, ServerEvent], ServerState] = {
+    (_S.HEALTHY, _E.DEADLINE_MISSED): _S.SUSPECT,
+    (_S.HEALTHY, _E.TRANSFER_MISSED): _S.STALE,
+    (_S.HEALTHY, _E.ENDED): _S.DEAD,
+    (_S.SUSPECT, _E.ANSWERED): _S.HEALTHY,
+    (_S.SUSPECT, _E.TRANSFER_MISSED): _S.STALE,
+    (_S.SUSPECT, _E.SUSPECT_TOO_LONG): _S.DEAD,
+    (_S.SUSPECT, _E.ENDED): _S.DEAD,
+    (_S.STALE, _E.LOADED): _S.HEALTHY,
+    (_S.STALE, _E.SUSPECT_TOO_LONG): _S.DEAD,
+    (_S.STALE, _E.ENDED): _S.DEAD,
+    (_S.DEAD, _E.RESTARTED): _S.RESTARTING,
+    (_S.DEAD, _E.BUDGET_SPENT): _S.RETIRED,
+    (_S.RESTARTING, _E.READY): _S.STALE,
+    (_S.RESTARTING, _E.ENDED): _S.DEAD,
+}
+"""Every other event leaves the state as it is."""
+
+
+@define
+class InferenceServer:
+    """One server, as the run sees it.
+
+    Args:
+        name: of the server, the same over restarts.
+        restarts_left: restarts that the budget still allows.
+    """
+
+    name: str
+    restarts_left: int = 3
+    state: ServerState = ServerState.RESTARTING
+    incarnation: int = 0
+    version: VersionName | None = None
+    """The version whose weights it has loaded; None after a start."""
+    in_flight: int = 0
+
+    def observe(self, event: ServerEvent, incarnation: int, version: VersionName | None = None) -> bool:
+        """Apply what was observed of one incarnation. Return whether the state changed.
+
+        Args:
+            incarnation: of the server that was observed; anything about an earlier one is ignored.
+            version: with LOADED, the version that it loaded.
+        """
+        if incarnation != self.incarnation:
+            return False
+        if event is ServerEvent.RESTARTED and self.restarts_left == 0:
+            event = ServerEvent.BUDGET_SPENT
+        after = TRANSITIONS.get((self.state, event))
+        # A server that answers keeps its state, but has the newer weights.
+        if event is ServerEvent.LOADED and self.state in (ServerState.HEALTHY, ServerState.SUSPECT, ServerState.STALE):
+            self.version = version
+        if after is None:
+            return False
+        if after is ServerState.DEAD:
+            self.version, self.in_flight = None, 0
+        if after is ServerState.RESTARTING:
+            self.incarnation += 1
+            self.restarts_left -= 1
+        self.state = after
+        return True
+
+
+@define
+class ServerFleet:
+    """The servers of a run, and the version that they shall have."""
+
+    servers: dict[str, InferenceServer] = field(factory=dict)
+
+    def choose(self, line: VersionLine) -> InferenceServer | None:
+        """Return the server for a request: healthy, with a version of this line, and the fewest requests in flight.
+
+        None if there is none. Equal servers are taken by name.
+        """
+        healthy = [server for server in self._in(ServerState.HEALTHY) if server.version and line.has(server.version)]
+        return min(healthy, key=lambda server: (server.in_flight, server.name), default=None)
+
+    def to_load(self, version: VersionName) -> list[InferenceServer]:
+        """Return the servers that shall load a version."""
+        answering = self._in(ServerState.HEALTHY, ServerState.SUSPECT)
+        # A stale one in any case: it may have the version, but has not said so since it missed a transfer.
+        return [*self._in(ServerState.STALE), *(server for server in answering if server.version != version)]
+
+    def has_loaded(self, version: VersionName) -> bool:
+        """Return whether no server answers by another version, and one by this."""
+        answering = self._in(ServerState.HEALTHY, ServerState.SUSPECT)
+        return bool(answering) and all(server.version == version for server in answering)
+
+    def _in(self, *states: ServerState) -> list[InferenceServer]:
+        return [server for server in self.servers.values() if server.state in states]

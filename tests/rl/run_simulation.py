@@ -1,0 +1,394 @@
+"""Simulation of the core of `fray.rl`: one seed is one run with workers, servers, a trainer and faults of all of them.
+
+Every step is one event, chosen by the seed; the invariants are checked after each. After a number of steps the faults
+stop, and the run must end.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+
+from attrs import define, field
+
+from fray.rl.core.journal import BatchLoaded, BatchTaken, Entry
+from fray.rl.core.leases import Lease
+from fray.rl.core.run_record import VALIDATION, RunPlan, RunRecord, StalePolicy
+from fray.rl.core.run_state import NoTask, PutAnswer, RunState
+from fray.rl.core.server_states import InferenceServer, ServerEvent, ServerFleet, ServerState
+from fray.rl.core.tasks import TaskOrder
+from fray.rl.core.trajectory_store import ReadyRule, Sample
+from fray.rl.core.versions import Segment, SyncMode, VersionName
+
+CALM_STEPS = 20_000
+"""Steps without faults in which a run must end."""
+TOKENS = 8
+
+
+class InvariantViolated(AssertionError):
+    """A run did what it must never do; names the seed and the step."""
+
+
+def random_plan(rng: random.Random) -> RunPlan:
+    """Return a plan with which a run can end."""
+    mode = rng.choice(list(SyncMode))
+    repeats, groups = rng.choice([1, 2, 4]), rng.choice([1, 2, 3])
+    rule = rng.choice(list(ReadyRule))
+    keeps_order = rng.random() < 0.5
+    batch_rows = (
+        groups * rng.choice([1, 2]) if keeps_order or rule is not ReadyRule.BATCH_SIZE else rng.choice([1, 2, 3, 5])
+    )
+    stale = (
+        rng.choice(list(StalePolicy))
+        if mode is SyncMode.FULLY_ASYNC
+        else rng.choice([StalePolicy.REQUEUE, StalePolicy.DROP])
+    )
+    order = TaskOrder(
+        rows=rng.randrange(6, 14),
+        batch_rows=batch_rows,
+        repeats=repeats,
+        epochs=rng.choice([1, 2, 3]),
+        seed=rng.choice([None, 1]),
+        whole_groups=rng.random() < 0.3,
+    )
+    return RunPlan(
+        order,
+        batch_size=repeats * groups,
+        rule=rule,
+        mode=mode,
+        threshold=rng.choice([0, 1, 2, 4]),
+        keep_batch_order=keeps_order,
+        stale=stale,
+        lease_s=50.0,
+        steps=rng.choice([None, 10, 20]),
+        drop_equal_rewards=rng.random() < 0.3,
+        max_replaced_groups=2,
+    )
+
+
+@define
+class Episode:
+    """Work of a worker: it holds a lease, and its tokens have been made by these versions until now."""
+
+    lease: Lease
+    worker: str
+    segments: list[Segment] = field(factory=list)
+
+
+@define
+class SimulatedRun:
+    """A run, its storage, and those who act in it."""
+
+    seed: int
+    steps: int = 600
+    rng: random.Random = field(init=False)
+    plan: RunPlan = field(init=False)
+    state: RunState = field(init=False)
+    journal: list[Entry] = field(init=False, factory=list)
+    checkpoint: RunRecord = field(init=False)
+    fleet: ServerFleet = field(init=False, factory=ServerFleet)
+    episodes: list[Episode] = field(init=False, factory=list)
+    """Episodes of living workers, and of those that are taken for dead and deliver all the same."""
+    updates: list[list[Sample]] = field(init=False, factory=list)
+    """Samples of each update of the current line."""
+    now: float = field(init=False, default=0.0)
+    workers: int = field(init=False, default=4)
+    incarnation: int = field(init=False, default=0)
+    loads: int = field(init=False, default=0)
+    """Batches loaded since the last one was taken."""
+    has_faults: bool = field(init=False, default=True)
+    done: int = field(init=False, default=0)
+    happened: Counter[str] = field(init=False, factory=Counter)
+
+    def __attrs_post_init__(self) -> None:
+        self.rng = random.Random(f"rl-{self.seed}")
+        self.plan = random_plan(self.rng)
+        self.state = RunState.new(self.plan)
+        self.checkpoint = self.state.snapshot()
+        for name in ("s1", "s2"):
+            self.fleet.servers[name] = InferenceServer(name, restarts_left=1_000)
+
+    # The run
+
+    def run(self) -> Counter[str]:
+        """Run to the end; return how often each event occurred. Raises InvariantViolated."""
+        normal = {
+            self.worker_takes: 6, self.worker_generates: 6, self.worker_delivers: 6, self.server_acts: 4,
+            self.trainer_acts: 4, self.time_passes: 1, self.validation_acts: 1,
+        }  # fmt: skip
+        faults = {
+            self.worker_fails: 1, self.worker_dies: 1, self.server_fails: 1, self.pool_dies: 0.3,
+            self.trainer_dies: 0.1, self.row_is_added: 0.5, self.long_time_passes: 0.2,
+        }  # fmt: skip
+        for number in range(self.steps + CALM_STEPS):
+            self.done, self.has_faults = number, number < self.steps
+            events: dict[Callable[[], None], float] = {**normal, **(faults if self.has_faults else {})}
+            event = self.rng.choices(list(events), list(events.values()))[0]
+            event()
+            self.happened[event.__name__] += 1
+            self.write()
+            self.check()
+            if self.state.is_done and not self.has_faults and self.state.record.validation is None:
+                self.check_end()
+                return self.happened
+        self.violated(f"the run does not end: {self.state.wait_reason()}, {self.state.record}")
+        raise AssertionError
+
+    def write(self) -> None:
+        for entry in self.state.entries:
+            if isinstance(entry, BatchTaken):
+                self.loads = 0
+            if isinstance(entry, BatchLoaded):
+                self.loads += 1
+                if self.loads > 1 and self.plan.holds_batches:
+                    self.violated("two batches were loaded for one update")
+        self.journal += self.state.entries
+        self.state.entries.clear()
+
+    def violated(self, what: str) -> None:
+        raise InvariantViolated(f"seed {self.seed}, step {self.done}: {what} ({self.plan})")
+
+    # Workers
+
+    def worker_takes(self) -> None:
+        busy = {episode.worker for episode in self.episodes}
+        idle = [f"w{number}" for number in range(self.workers) if f"w{number}" not in busy]
+        if not idle:
+            return
+        lease = self.state.take_task(idle[0], self.now)
+        if isinstance(lease, NoTask):
+            if lease.is_final and not self.state.is_done:
+                self.violated("a worker is sent away for good before the run is done")
+            return
+        self.episodes.append(Episode(lease, idle[0]))
+
+    def worker_generates(self) -> None:
+        """A server makes tokens for an episode."""
+        server = self.fleet.choose(self.state.record.weights.line)
+        if not self.episodes or server is None or server.version is None:
+            return
+        episode = self.rng.choice(self.episodes)
+        if server.state is not ServerState.HEALTHY:
+            self.violated(f"{server} answers")
+        pinned = self.state.record.weights.pinned
+        if pinned and episode.lease.task.epoch == VALIDATION and server.version != pinned:
+            self.violated(f"the validation of {pinned} is answered by {server.version}")
+        if sum(tokens for _, tokens in episode.segments) < TOKENS:
+            episode.segments.append((server.version, TOKENS // 2))
+
+    def worker_delivers(self) -> None:
+        full = [one for one in self.episodes if sum(tokens for _, tokens in one.segments) >= TOKENS]
+        if not full:
+            return
+        episode = self.rng.choice(full)
+        self.episodes.remove(episode)
+        task = episode.lease.task
+        if task.epoch == VALIDATION:
+            self.state.put_validated(episode.lease.number)
+            return
+        samples = [
+            Sample(task, run, tuple(episode.segments), (float(self.rng.random() < 0.5),)) for run in range(task.samples)
+        ]
+        answer = self.state.put(episode.lease.number, samples, [(task.group_id,)] * task.samples)
+        self.happened[f"put {answer.value}"] += 1
+        if answer is PutAnswer.SUCCESS and self.plan.mode is SyncMode.SYNC and self.plan.stale is not StalePolicy.DROP:
+            names = {name for name, _ in episode.segments}
+            if names != {self.state.record.weights.rollout}:
+                self.violated(f"a sample of {names} is accepted for a batch of {self.state.record.weights.rollout}")
+
+    def worker_fails(self) -> None:
+        if self.episodes:
+            episode = self.episodes.pop(self.rng.randrange(len(self.episodes)))
+            self.state.fail(episode.lease.number, "error")
+
+    def worker_dies(self) -> None:
+        """A worker is taken for dead. Half of them are alive behind a cut, and deliver later under another name."""
+        if not self.episodes:
+            return
+        episode = self.rng.choice(self.episodes)
+        self.state.lose_worker(episode.worker)
+        if self.rng.random() < 0.5:
+            self.episodes.remove(episode)
+        else:
+            episode.worker = "cut off"
+
+    def time_passes(self) -> None:
+        self.now += self.rng.random()
+        self.state.expire(self.now)
+
+    def long_time_passes(self) -> None:
+        self.now += 60.0
+        self.state.expire(self.now)
+        # A slow worker delivers too late.
+        for episode in self.episodes:
+            episode.worker = "too late"
+
+    # Servers
+
+    def server_acts(self) -> None:
+        weights = self.state.record.weights
+        server = self.rng.choice(list(self.fleet.servers.values()))
+        target = weights.to_send or weights.rollout
+        match server.state:
+            case ServerState.RESTARTING:
+                server.observe(ServerEvent.READY, server.incarnation)
+            case ServerState.DEAD if self.rng.random() < 0.3:
+                server.observe(ServerEvent.RESTARTED, server.incarnation)
+            case ServerState.SUSPECT:
+                server.observe(ServerEvent.ANSWERED, server.incarnation)
+            case ServerState.RETIRED:
+                self.fleet.servers[server.name] = InferenceServer(
+                    server.name, 1_000, incarnation=server.incarnation + 1
+                )
+        if server in self.fleet.to_load(target) and (weights.line.has(target)):
+            server.observe(ServerEvent.LOADED, server.incarnation, target)
+        if weights.to_send is not None and self.fleet.has_loaded(weights.to_send):
+            self.state.sync(weights.to_send)
+            # Those that missed it get no requests until they have it.
+            for other in self.fleet.servers.values():
+                if other.version != self.state.record.weights.rollout:
+                    other.observe(ServerEvent.TRANSFER_MISSED, other.incarnation)
+
+    def server_fails(self) -> None:
+        server = self.rng.choice(list(self.fleet.servers.values()))
+        before = server.state
+        event = self.rng.choice(list(ServerEvent))
+        if event is ServerEvent.LOADED:
+            return
+        # Also of an incarnation that has ended.
+        late = self.rng.random() < 0.3
+        changed = server.observe(event, server.incarnation - late)
+        if (changed and late) or (before is ServerState.DEAD and server.state is ServerState.HEALTHY):
+            self.violated(f"{event} of a server that was {before}: {server}")
+        if server.state in (ServerState.DEAD, ServerState.RESTARTING) and server.version is not None:
+            self.violated(f"{server} has weights after its end")
+
+    # Trainer
+
+    def trainer_acts(self) -> None:
+        state = self.state
+        if state.record.training is None:
+            if groups := state.next_batch():
+                self.check_batch([sample for group in groups for sample in group.samples])
+            return
+        samples = state.record.batch_samples
+        if self.rng.random() < 0.1:
+            state.skip_update("all_advantages_zero")
+            return
+        before = state.record.weights.line.number
+        name = state.finish_update()
+        self.updates.append(samples)
+        if name.number != before + 1 or len(self.updates) != name.number:
+            self.violated(f"update {name} after {before}, {len(self.updates)} done")
+        if name.number % 3 == 0:
+            self.write()
+            self.checkpoint, self.journal = state.snapshot(), []
+
+    def trainer_dies(self) -> None:
+        """The trainer resumes from the last checkpoint; whatever came after is lost."""
+        self.incarnation += 1
+        self.state = RunState.rewind(self.checkpoint, self.incarnation)
+        self.loads = 0
+        self.checkpoint, self.journal = self.state.snapshot(), []
+        del self.updates[self.state.record.weights.line.number :]
+
+    def pool_dies(self) -> None:
+        """The process with this state is lost, and rebuilt from the checkpoint and the journal."""
+        before = self.state
+        self.incarnation += 1
+        self.state = RunState.recover(self.checkpoint, self.journal, self.incarnation)
+        self.compare(before, self.state)
+
+    def row_is_added(self) -> None:
+        self.state.add_row(self.plan.order.rows + self.state.record.added, in_front=self.rng.random() < 0.5)
+
+    # Validation
+
+    def validation_acts(self) -> None:
+        record = self.state.record
+        if record.validation is None:
+            loaded = self.fleet.has_loaded(record.weights.rollout)
+            if self.has_faults and loaded and record.weights.to_send is None and self.rng.random() < 0.2:
+                self.state.begin_validation(3)
+        elif record.validation.is_complete:
+            self.state.end_validation()
+
+    # Invariants
+
+    def check(self) -> None:
+        state, record = self.state, self.state.record
+        try:
+            record.counts.check(state.open_samples)
+        except AssertionError as error:
+            self.violated(str(error))
+        if not state.wait_reason():
+            self.violated("no reason to wait")
+        if record.counts.dropped["group_incomplete"]:
+            self.violated("a group lacked samples that were accounted for")
+        untrained = len(record.open_groups) * self.plan.group_size
+        if not self.plan.holds_batches and untrained > self.plan.most_untrained + record.added * self.plan.group_size:
+            self.violated(f"{untrained} samples are not trained yet")
+
+    def check_batch(self, samples: list[Sample]) -> None:
+        weights = self.state.record.weights
+        groups: dict[str, Counter[int]] = {}
+        for sample in samples:
+            groups.setdefault(sample.task.group_id, Counter())[sample.task.repeat * 100 + sample.run] += 1
+            for name, _ in sample.segments:
+                self.check_version(name)
+        for group_id, members in groups.items():
+            if max(members.values()) > 1:
+                self.violated(f"group {group_id} has a sample twice")
+            left = [task for _, task in self.state.record.waiting if task.group_id == group_id]
+            leased = [
+                one.lease.task for one in self.episodes if self.is_open(one) and one.lease.task.group_id == group_id
+            ]
+            if left or leased:
+                self.violated(f"group {group_id} is split: {left} wait, {leased} are rolled out")
+        trained = {sample.sample_id for update in self.updates for sample in update}
+        if twice := trained & {sample.sample_id for sample in samples}:
+            self.violated(f"{twice} is trained a second time")
+        if weights.mode is SyncMode.SYNC and len({name for one in samples for name, _ in one.segments}) > 1:
+            self.violated("a batch of several versions")
+
+    def check_version(self, name: VersionName) -> None:
+        weights = self.state.record.weights
+        if (
+            name.incarnation < weights.line.current.incarnation
+            and name.number > weights.line.forks[name.incarnation + 1]
+        ):
+            self.violated(f"tokens of {name}, which was lost, are trained at {weights.line.current}")
+        if self.plan.stale is not StalePolicy.KEEP and weights.line.number - name.number > weights.max_age:
+            self.violated(f"tokens of {name} are trained at {weights.line.current}: older than {weights.max_age}")
+
+    def is_open(self, episode: Episode) -> bool:
+        return self.state.has_lease(episode.lease.number)
+
+    def compare(self, before: RunState, after: RunState) -> None:
+        def facts(state: RunState) -> list[object]:
+            record = state.record
+            waiting = sorted([task for _, task in record.waiting] + [lease.task for lease in state.leases])
+            ids = [sample.sample_id for sample in record.store.samples]
+            batch = [sample.sample_id for sample in record.batch_samples]
+            return [
+                waiting,
+                ids,
+                batch,
+                record.counts,
+                record.weights,
+                record.open_groups,
+                record.is_held,
+                record.loaded,
+            ]
+
+        for one, other in zip(facts(before), facts(after), strict=True):
+            if one != other:
+                self.violated(f"recovered {other}, was {one}")
+
+    def check_end(self) -> None:
+        counts = self.state.record.counts
+        if self.plan.steps is None and self.state.open_samples:
+            self.violated(f"the run is done with {self.state.open_samples} samples open: {counts}")
+        if sum(len(update) for update in self.updates) != counts.trained:
+            self.violated(f"{counts.trained} samples counted as trained, {len(self.updates)} updates")

@@ -1,0 +1,221 @@
+"""Simulated runs with faults of every part, and what they find when the core has a bug."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fray.rl.core import server_states
+from fray.rl.core.accounting import SampleCounts
+from fray.rl.core.journal import TaskFailed
+from fray.rl.core.leases import LeaseTable
+from fray.rl.core.run_record import RunRecord
+from fray.rl.core.run_state import RunState
+from fray.rl.core.server_states import ServerEvent, ServerFleet, ServerState
+from fray.rl.core.trajectory_store import TrajectoryStore
+from fray.rl.core.versions import Gate, VersionLine, WeightSchedule
+from tests.rl import run_simulation
+from tests.rl.run_simulation import InvariantViolated, SimulatedRun
+
+SEEDS = 40
+MUTATION_SEEDS = 60
+"""Seeds within which a bug must be found."""
+
+
+def test_runs_with_faults_keep_every_promise() -> None:
+    happened: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        happened += SimulatedRun(seed).run()
+    # Each kind of event, answers of the pool included.
+    assert {"pool_dies", "trainer_dies", "put re-rollout", "put fail"} <= happened.keys(), happened
+
+
+@pytest.mark.full
+def test_runs_of_random_seeds_keep_every_promise(pytestconfig: pytest.Config) -> None:
+    first = int(pytestconfig.getoption("hypothesis_seed")) % 1_000_000
+    for seed in range(first, first + 10 * SEEDS):
+        SimulatedRun(seed).run()
+
+
+def late_results_count(patch: pytest.MonkeyPatch) -> None:
+    closed: dict[str, Any] = {}
+    close, get = LeaseTable.close, LeaseTable.get
+
+    def remember(self: LeaseTable, number: str) -> None:
+        if number in self._open:
+            closed[number] = self._open[number]
+            close(self, number)
+
+    patch.setattr(LeaseTable, "close", remember)
+    patch.setattr(LeaseTable, "get", lambda self, number: get(self, number) or closed.get(number))
+
+
+def leases_outlive_their_state(patch: pytest.MonkeyPatch) -> None:
+    make = LeaseTable.make
+
+    def without_incarnation(self: LeaseTable, *args: Any) -> Any:
+        self.incarnation = "0"
+        return make(self, *args)
+
+    patch.setattr(LeaseTable, "make", without_incarnation)
+
+
+def groups_are_split(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TrajectoryStore, "_complete_if_full", split_group)
+
+
+def split_group(self: TrajectoryStore, group: Any) -> Any:
+    if group.slots < max(1, self.group_size - 1):
+        return None
+    del self._growing[group.key]
+    self._complete.append(group)
+    return group
+
+
+def age_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RunState, "_may_train", lambda self, segments: self.record.weights.line.age(segments) is not None)
+
+
+def the_gate_stays_open(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WeightSchedule, "needs_sync", property(lambda self: False))
+
+
+def a_resumed_trainer_keeps_its_incarnation(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(VersionLine, "fork", lambda self, number: setattr(self, "number", number) or self.current)
+
+
+def weights_are_not_sent_again(patch: pytest.MonkeyPatch) -> None:
+    fork = WeightSchedule.fork
+
+    def stay(self: WeightSchedule, number: int) -> Any:
+        self.rollout = fork(self, number)
+        self.gate = Gate.OPEN
+        return self.rollout
+
+    patch.setattr(WeightSchedule, "fork", stay)
+    patch.setattr(ServerFleet, "choose", lambda self, line: next(iter(self._in(ServerState.HEALTHY)), None))
+
+
+def validation_is_not_pinned(patch: pytest.MonkeyPatch) -> None:
+    apply = RunRecord.apply
+
+    def unpinned(self: RunRecord, entry: Any) -> None:
+        apply(self, entry)
+        if self.weights.pinned is not None:
+            patch.setattr(WeightSchedule, "to_send", property(send_always))
+
+    patch.setattr(RunRecord, "apply", unpinned)
+
+
+def send_always(self: WeightSchedule) -> Any:
+    return self.line.current if self.rollout != self.line.current and self.gate is not Gate.TRAINING else None
+
+
+def dead_servers_answer(patch: pytest.MonkeyPatch) -> None:
+    edges = {**server_states.TRANSITIONS, (ServerState.DEAD, ServerEvent.ANSWERED): ServerState.HEALTHY}
+    patch.setattr(server_states, "TRANSITIONS", edges)
+
+
+def suspect_servers_get_requests(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        ServerFleet,
+        "choose",
+        lambda self, line: next(iter(self._in(ServerState.HEALTHY, ServerState.SUSPECT, ServerState.STALE)), None),
+    )
+
+
+def old_incarnations_are_believed(patch: pytest.MonkeyPatch) -> None:
+    observe = server_states.InferenceServer.observe
+    patch.setattr(
+        server_states.InferenceServer,
+        "observe",
+        lambda self, event, incarnation, version=None: observe(self, event, self.incarnation, version),
+    )
+
+
+def tasks_of_lost_workers_stay(patch: pytest.MonkeyPatch) -> None:
+    def forget(self: RunState, worker: str) -> None:
+        for lease in self._leases.of_worker(worker):
+            self._leases.close(lease.number)
+
+    patch.setattr(RunState, "lose_worker", forget)
+
+
+def dropped_samples_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(TrajectoryStore, "miss", lambda self, group_id, samples: None)
+
+
+def a_failure_is_not_journaled(patch: pytest.MonkeyPatch) -> None:
+    write = SimulatedRun.write
+
+    def lossy(self: SimulatedRun) -> None:
+        self.state.entries[:] = [entry for entry in self.state.entries if not isinstance(entry, TaskFailed)]
+        write(self)
+
+    patch.setattr(SimulatedRun, "write", lossy)
+
+
+def checkpoints_forget_open_leases(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RunState, "snapshot", lambda self: self.record.copy())
+
+
+def batches_are_released_twice(patch: pytest.MonkeyPatch) -> None:
+    def release(self: RunRecord, step: Callable[[], object]) -> None:
+        step()
+        if self.weights.gate is Gate.OPEN:
+            self.is_held = False
+
+    patch.setattr(RunRecord, "_open_gate", release)
+
+
+def halves_of_groups_fill_the_pool(patch: pytest.MonkeyPatch) -> None:
+    def by_samples(self: RunState) -> Any:
+        untrained = self._leases.samples + len(self.record.store.samples) + len(self.record.batch_samples)
+        task = self.record.waiting[0][1]
+        fits = untrained + task.samples <= self.record.plan.most_untrained
+        return task if fits or self.record.plan.holds_batches else None
+
+    patch.setattr(RunState, "_admitted_task", by_samples)
+
+
+def trained_samples_are_not_counted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        SampleCounts, "open", property(lambda self: self.issued - self.validated - sum(self.dropped.values()))
+    )
+
+
+MUTATIONS = [
+    late_results_count,
+    leases_outlive_their_state,
+    groups_are_split,
+    age_is_ignored,
+    the_gate_stays_open,
+    a_resumed_trainer_keeps_its_incarnation,
+    weights_are_not_sent_again,
+    validation_is_not_pinned,
+    dead_servers_answer,
+    suspect_servers_get_requests,
+    old_incarnations_are_believed,
+    tasks_of_lost_workers_stay,
+    dropped_samples_are_forgotten,
+    a_failure_is_not_journaled,
+    checkpoints_forget_open_leases,
+    batches_are_released_twice,
+    halves_of_groups_fill_the_pool,
+    trained_samples_are_not_counted,
+]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
+def test_a_bug_is_found(mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_simulation, "CALM_STEPS", 3_000)
+    mutation(monkeypatch)
+    for seed in range(MUTATION_SEEDS):
+        try:
+            SimulatedRun(seed).run()
+        except (InvariantViolated, ValueError, KeyError, AssertionError):
+            return
+    pytest.fail(f"{mutation.__name__} is not found within {MUTATION_SEEDS} seeds")
