@@ -26,6 +26,7 @@ from fray.controller.connections.subscriptions import SubscriptionIndex
 from fray.controller.connections.validation import (
     check_capacity,
     check_client,
+    check_host,
     default_namespace,
     is_session_ended,
 )
@@ -243,6 +244,7 @@ class Gateway:
         _check_certificate(claim, hello.node)
         check_name(hello.node, "a node")
         check_capacity(hello.node, hello.capacity)
+        check_host(hello.node, hello.host)
         lease_s = self._context.state.config.lease_s
         # Such a node would still run its attempts after they have been started elsewhere.
         if hello.lease_s > lease_s:

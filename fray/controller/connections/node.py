@@ -8,7 +8,7 @@ the channel has room.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 
 import trio
@@ -16,6 +16,7 @@ from attrs import evolve
 
 from fray.controller.connections.client_logs import LogFeed
 from fray.controller.connections.hub import ConnectionHub
+from fray.controller.connections.validation import check_host
 from fray.controller.context import ControllerContext
 from fray.controller.secret_store import SECRET_WAIT_S
 from fray.errors import (
@@ -54,6 +55,7 @@ from fray.net.channel.public import Channel
 from fray.net.channel.requests import Requests
 from fray.net.channel.session import SILENT_PERIODS
 from fray.net.codec import Kind, TextRule, decode_checked
+from fray.net.limited_log import LimitedLog
 from fray.net.process_identity import ProcessWatch
 from fray.net.transport import Bytes
 from fray.net.tunnels.multiplexer import TunnelEndpoint, TunnelFlow, TunnelMultiplexer
@@ -127,6 +129,7 @@ class NodeConnection:
         self._is_dead = False
         self._ended_by_peer = trio.Event()
         self._wake = trio.Event()
+        self._refusals = LimitedLog(_log, logging.WARNING)
 
     def __repr__(self) -> str:
         state = "connected" if self.channel.connected else "silent"
@@ -149,14 +152,15 @@ class NodeConnection:
         elif isinstance(message, AttemptLog):
             self._on_log(message, blobs)
         elif isinstance(message, AttemptMetricsReport):
-            own_metrics = [one for one in message.metrics if self._runs_here(one.attempt_id)]
+            own_metrics = [one for one in message.metrics if self._is_own(one.attempt_id, "measured")]
             self._context.attempt_metrics.record(own_metrics, self._context.inbox.current_time())
         elif isinstance(message, AttemptAnnotation):
             self._on_annotation(message)
         elif isinstance(message, NodeDetails):
             self._context.attempt_metrics.record_node_details(self.node, message.details)
         elif isinstance(message, StackCapture):
-            self._hub.stacks_captured(self.node, message)
+            if self._is_own(message.attempt_id, "captured the stacks of"):
+                self._hub.stacks_captured(self.node, message)
         elif isinstance(message, NodeLeaves):
             self._on_leaving(message)
         elif isinstance(message, NodeMoved):
@@ -270,6 +274,8 @@ class NodeConnection:
         succeeded."""
         # A value over the limit is left out and not refused: the report also says that other attempts have ended.
         small = [blob for blob in blobs if len(blob) <= BLOB_LIMIT_BYTES]
+        # The scheduler applies what is said of attempts of this node, and holds back devices that others may use.
+        self._note_foreign((*(one.attempt_id for one in report.observed), *report.removed), "reported")
         with self._context.hold_blobs(small) as attached:
             stored = set(attached)
             report = evolve(report, observed=tuple(self._with_stored_value(one, stored) for one in report.observed))
@@ -313,18 +319,20 @@ class NodeConnection:
         return evolve(observed, outcome=outcome)
 
     def _on_log(self, message: AttemptLog, blobs: Sequence[Bytes]) -> None:
-        attempt = self._context.state.attempts.get(message.attempt_id)
         # A node may write into the logs of its own attempts only; those of forgotten ones have no reader.
-        if attempt is not None and attempt.node == self.node:
+        if self._is_own(message.attempt_id, "sent log lines of"):
+            attempt = self._context.state.attempts[message.attempt_id]
             # A copy: a view would keep the whole message in memory for as long as the cache has the lines.
             data = bytes(blobs[0]) if blobs else b""
             self._log_feed.add(attempt, LogChunk(message.first, message.end, data), closed=message.ended)
 
     def _on_moved(self, message: NodeMoved) -> None:
-        self.hello = evolve(self.hello, host=message.host)
+        self.hello = evolve(self.hello, host=check_host(self.node, message.host))
         self._rejoin()
 
     def _on_annotation(self, message: AttemptAnnotation) -> None:
+        if not self._is_own(message.attempt_id, "annotated"):
+            return
         self._context.inbox.post(
             AttemptAnnotated(
                 node=self.node,
@@ -342,9 +350,20 @@ class NodeConnection:
             NodeLeaving(node=self.node, incarnation=self.incarnation, finish_s=finish_s, reason=message.reason)
         )
 
-    def _runs_here(self, attempt_id: AttemptId) -> bool:
+    def _is_own(self, attempt_id: AttemptId, what: str) -> bool:
+        """Return whether an attempt is known and runs on this node; log one that runs on another node."""
+        self._note_foreign([attempt_id], what)
         attempt = self._context.state.attempts.get(attempt_id)
         return attempt is not None and attempt.node == self.node
+
+    def _note_foreign(self, attempts: Iterable[AttemptId], what: str) -> None:
+        """Log attempts of other nodes, of which no sound node speaks. Nothing changes by what it says of them."""
+        known = self._context.state.attempts
+        foreign = [each for each in attempts if each in known and known[each].node != self.node]
+        if foreign:
+            more = f" (and {len(foreign) - 1} more of other nodes)" if len(foreign) > 1 else ""
+            which = f"{foreign[0]} of node {known[foreign[0]].node}{more}"
+            self._refusals.write("node %s at %s has %s %s: ignored", self.node, self.channel.remote, what, which)
 
     # To the node
 

@@ -34,6 +34,10 @@ LAUNCH_LIMIT_JOBS = 10_000
 ID_LIMIT = NAME_LIMIT + 40
 USER_LIMIT = 256
 """Characters of the name of a user."""
+MACHINE_LIMITS = {"milli-CPUs": 10**8, "bytes of memory": 2**50, "bytes of disk": 2**58, "devices": 10_000}
+"""Most that one machine may offer, ten times the largest ones: one that offers more would be given every job."""
+HOST_LIMIT = 255
+"""Characters of the address of a machine, as in the DNS."""
 GRACE_LIMIT_S = 7 * 86_400.0
 MEMBERS_LIMIT = 100_000
 PORTS_END = 65_536
@@ -212,7 +216,7 @@ def check_capacity(node: NodeName, capacity: Capacity) -> None:
     """Check what a node offers.
 
     Raises:
-        InvalidRequest: an amount or a port is out of range.
+        InvalidRequest: an amount or a port is out of range, or more than a machine can have.
     """
     amounts, ports = (capacity.cpu_milli, capacity.memory_bytes, capacity.disk_bytes), capacity.ports
     if not all(0 <= amount <= AMOUNT_LIMIT for amount in amounts):
@@ -221,6 +225,26 @@ def check_capacity(node: NodeName, capacity: Capacity) -> None:
         )
     if ports.first < 0 or not 0 <= ports.count <= PORTS_END - ports.first:
         raise InvalidRequest(f"node {node!r}: {short_repr(ports)} are not valid TCP ports")
+    for amount, (what, most) in zip((*amounts, len(capacity.devices)), MACHINE_LIMITS.items(), strict=True):
+        if amount > most:
+            raise InvalidRequest(
+                f"node {node!r} offers {amount:,} {what}, but one machine has at most {most:,}: correct its "
+                "fray-node.toml, or the options of fray-node"
+            )
+
+
+def check_host(node: NodeName, host: str) -> str:
+    """Return the address at which others reach a machine, if it is valid; empty: none.
+
+    Raises:
+        InvalidRequest: it is too long, or has characters that no name or IP address has.
+    """
+    if host and (len(host) > HOST_LIMIT or not _ID.match(host)):
+        raise InvalidRequest(
+            f"node {node!r}: {short_repr(host)} is not the address of a machine: expected a name or an IP address of "
+            f"at most {HOST_LIMIT} characters, see fray-node --advertise"
+        )
+    return host
 
 
 def _check_amounts(subject: str, demand: Demand, *more: int) -> None:
