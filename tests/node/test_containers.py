@@ -8,11 +8,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from fray.errors import InvalidRequest
 from fray.model.environment import EnvironmentConfig, EnvironmentSpec
 from fray.model.resources import Capacity, Demand
-from fray.model.specs import AttemptSpec, EndReason, EntryKind, JobSpec, Outcome
+from fray.model.specs import AttemptSpec, EndReason, EntryKind, JobAccount, JobSpec, Outcome
 from fray.node.containers.engine import (
     container_name,
     find_engine,
@@ -64,6 +65,33 @@ def test_a_program_runs_as_given_in_its_image_as_the_node_s_user_with_its_resour
     ]
     assert words[words.index("--user") + 1] == "7:8"
     assert words[words.index("--name") + 1] == container_name("j:0:0")
+
+
+def test_under_an_account_no_program_of_the_image_gains_privileges_and_variables_come_in_a_file() -> None:
+    account = JobAccount(uid=7, gid=7, name="ada", directory="/state/accounts/7")
+    spec = evolve(attempt_spec(), account=account)
+    words = run_command(
+        spec, PREPARED, entry="e:main", cwd="/w", variables=(), user="7:7", variables_file="/proc/self/fd/5"
+    )
+    assert "--security-opt=no-new-privileges" in words
+    assert words[words.index("--env-file") + 1] == "/proc/self/fd/5"
+    assert "--env" not in words
+    assert "--security-opt=no-new-privileges" not in command()
+
+
+def test_of_the_controller_s_directory_nothing_but_sockets_is_seen(tmp_path: Path) -> None:
+    spec = evolve(attempt_spec(), controller=f"unix:{tmp_path}/controller")
+
+    def mounted() -> str:
+        words = run_command(spec, PREPARED, entry="e:main", cwd="/w", variables=(), user="7:8")
+        return next(word for word in words if word.startswith(f"--volume={tmp_path}"))
+
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "controller"))
+        # So that the socket of a restarted controller shows.
+        assert mounted() == f"--volume={tmp_path}:{tmp_path}:ro"
+        (tmp_path / "token").touch()
+        assert mounted() == f"--volume={tmp_path}/controller:{tmp_path}/controller:ro"
 
 
 def test_python_code_runs_with_the_image_s_python_and_gets_the_path_of_its_attempt_spec() -> None:

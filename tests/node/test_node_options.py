@@ -52,6 +52,29 @@ def test_what_is_no_controller_is_said_with_an_example(text: str) -> None:
         parse_controller(text)
 
 
+def test_a_range_of_uids_for_jobs_needs_a_private_token_file_and_a_controller_that_they_can_reach(
+    tmp_path: Path,
+) -> None:
+    token = tmp_path / "token"
+    token.touch(mode=0o644)
+    token.write_text("secret")
+    uids = ("--job-uids", "200000-200999")
+    with pytest.raises(InvalidRequest, match=rf"jobs could read {token}: chmod 600 {token}"):
+        config(*HERE, *uids, "--token-file", str(token))
+    token.chmod(0o600)
+    made = config(*HERE, *uids, "--token-file", str(token))
+    assert (made.job_uids, made.state_dir) == ("200000-200999", "/var/lib/fray/node-node-a")
+    with pytest.raises(
+        InvalidRequest, match="cannot connect to unix:/run/c; let fray-controller --listen"
+    ):
+        config("--controller", "fray+unix:///run/c", "--name", "a", *uids)
+    with pytest.raises(InvalidRequest, match="expected FIRST-LAST"):
+        config(*HERE, "--job-uids", "200000")
+    (tmp_path / "node.toml").write_text('job_uids = "200000-200009"\nstate_dir = "/srv/fray"\n')
+    made = config(*HERE, "--config", str(tmp_path / "node.toml"))
+    assert (made.job_uids, made.state_dir) == ("200000-200009", "/srv/fray")
+
+
 def test_another_machine_is_dialed_with_tls_only() -> None:
     away = ("--controller", "fray://10.1.2.3", "--name", "a")
     with pytest.raises(InvalidRequest, match=r"write fray://10\.1\.2\.3#FINGERPRINT, or set FRAY_CA_FINGERPRINT"):

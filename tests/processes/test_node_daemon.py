@@ -158,6 +158,15 @@ async def test_a_node_the_cluster_does_not_take_says_why_in_one_line(
         assert "guess" not in heard
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only jobs of a node that is root are root")
+async def test_a_node_that_is_root_says_once_that_its_jobs_are_too(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
+        node = await site.start("a")
+        heard = await said(node, "or under an account of its own")
+        node.terminate()
+        assert (heard + await rest_of(node)).count("jobs run as root: they can read the cluster's token") == 1
+
+
 async def test_an_embedded_node_ends_at_once_with_its_parent(tmp_path: Path) -> None:
     async with open_site(tmp_path) as site:
         parent = await trio.lowlevel.open_process(["sleep", "1000"])

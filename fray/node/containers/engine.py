@@ -109,6 +109,8 @@ def run_command(
     # Names only: the client takes the values from its own environment, which `ps` does not show.
     flags += [word for name in sorted(variables) for word in ("--env", name)]
     flags += ["--env-file", variables_file] if variables_file else []
+    # A set-uid program of the image would be root, with the machine's shared memory and the sockets of all accounts.
+    flags += ["--security-opt=no-new-privileges"] if attempt_spec.account is not None else []
     command = (
         spec.argv if spec.entry is EntryKind.BINARY else python_command(spec.environment.python, entry, attempt_spec)
     )
