@@ -64,9 +64,7 @@ def test_a_range_of_uids_for_jobs_needs_a_private_token_file_and_a_controller_th
     token.chmod(0o600)
     made = config(*HERE, *uids, "--token-file", str(token))
     assert (made.job_uids, made.state_dir) == ("200000-200999", "/var/lib/fray/node-node-a")
-    with pytest.raises(
-        InvalidRequest, match="cannot connect to unix:/run/c; let fray-controller --listen"
-    ):
+    with pytest.raises(InvalidRequest, match="cannot connect to unix:/run/c; let fray-controller --listen"):
         config("--controller", "fray+unix:///run/c", "--name", "a", *uids)
     with pytest.raises(InvalidRequest, match="expected FIRST-LAST"):
         config(*HERE, "--job-uids", "200000")

@@ -244,6 +244,22 @@ async def test_jobs_are_stopped_captured_and_killed_under_their_accounts(
             await job.wait_ended()
 
 
+async def test_programs_run_under_their_account_in_a_pid_namespace_too(
+    accounts: AccountLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = accounts
+    script = f"id -u; echo text > /dev/stdout; cat {lab.token_file}; ls {lab.state}/logs; touch here && echo made"
+    with trio.fail_after(LIMIT_S):
+        async with driver(lab, "ada", monkeypatch) as (_, scope):
+            program = Entrypoint.from_binary("sh", ["-c", f"cd $(dirname $FRAY_PROGRESS); {script}"])
+            job = await scope.launch(JobRequest(name="program", entrypoint=program, resources=SMALL))
+            await job
+            lines = [(line.stream, line.text) async for line in job.logs()]
+            assert [text for stream, text in lines if stream == "out"] == [str(lab.first), "text", "made"]
+            refused = [text for stream, text in lines if stream == "err"]
+            assert [text.rpartition(": ")[2] for text in refused] == ["Permission denied"] * 2, refused
+
+
 async def test_an_account_goes_to_another_user_only_when_nothing_of_the_first_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
