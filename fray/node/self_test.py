@@ -88,7 +88,7 @@ class SelfTest:
             self._launcher.forget(id_)
             del self._waiting[id_]
         outcome = outcomes[0]
-        # That all accounts have attempts is no fault of the machine.
+        # The machine is not to blame when all its accounts have attempts.
         fine = outcome.cause in (EndReason.SUCCEEDED, EndReason.NO_ACCOUNT)
         return "" if fine else f"a process ended as {outcome.cause.value}: {outcome.message}"
 
