@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from pathlib import Path
 
 import pytest
 import trio
@@ -13,6 +14,7 @@ from fray.errors import ActorDied, ChannelClosed, Unreachable
 from fray.model.ids import attempt_id
 from fray.model.messages.client import ListNodes, Role
 from fray.net.transports.memory import MemoryNetwork
+from fray.net.transports.websocket import WebSocketNetwork
 from fray.runtime.actors.server import ACTOR_HOST, host_of
 from fray.runtime.open import RuntimeConfig, local_user, open_runtime
 from fray.runtime.runtime import CONNECTIONS
@@ -48,6 +50,25 @@ async def test_the_connections_of_a_job_are_made_on_any_thread_and_run_in_its_lo
         await trio.testing.wait_all_tasks_blocked()
         assert caller is runtime.caller
         assert len(runtime.nursery.child_tasks) == 2
+
+
+@pytest.mark.parametrize("has_tls", [True, False])
+async def test_actors_behind_the_relay_show_the_certificate_of_their_process_if_the_controller_has_tls(
+    has_tls: bool, tmp_path: Path
+) -> None:
+    directory = str(tmp_path)
+    config = RuntimeConfig(
+        role=Role.JOB, attempt_id=attempt_id("j-1", 0, 0), namespace="n", host_directory=lambda: directory
+    )
+    address = f"tls:10.0.0.5:7421#{'0' * 64}" if has_tls else "tcp:127.0.0.1:7421"
+    network = WebSocketNetwork()
+    async with open_runtime(network, [address], None, config, rng=random.Random(1)) as runtime:
+        tunnels = runtime.client.tunnels
+        assert tunnels is not None
+        assert tunnels.tls is (network.tls_server if has_tls else None)
+        addresses = await host_of(runtime).listen()
+        own = f"#{network.tls_server.pins[0]}" if has_tls else ""
+        assert addresses[-1] == f"relay:{runtime.session}{own}"
 
 
 async def test_a_driver_dials_at_once(autojump_clock: object) -> None:
