@@ -10,7 +10,9 @@ from trio.testing import MockClock
 
 from fray.errors import FrayError, ProtocolMismatch, Unsupported
 from fray.model.messages.client import Explain, ListJobs, Text
+from fray.model.messages.node import ObservedState
 from fray.model.messages.session import VERSION, Hello, Refuse, Welcome
+from fray.model.specs import EndReason, ObservedAttempt, Outcome, Phase
 from fray.net import codec
 from fray.net.channel import versions
 from fray.net.channel.requests import Requests
@@ -290,6 +292,50 @@ async def test_a_message_is_not_sent_to_a_peer_that_lacks_its_capability(
         assert await near.requests.request(ListJobs()) == (Text(text="ListJobs"), [])
         near.channel.peer_release = Release(capabilities=frozenset({"explains"}))
         assert await near.requests.request(Explain(job="x")) == (Text(text="Explain"), [])
+
+
+def test_a_peer_of_an_earlier_release_gets_the_substitute_of_a_new_value() -> None:
+    def report(cause: EndReason) -> ObservedState:
+        outcome = Outcome(cause=cause, message="no_account")
+        ended = ObservedAttempt(attempt_id="no_account", phase=Phase.ENDED, outcome=outcome)
+        running = ObservedAttempt(attempt_id="b", phase=Phase.RUNNING)
+        return ObservedState(full=True, observed=(running, ended), busy={"gpu0": "no_account"})
+
+    message = report(EndReason.NO_ACCOUNT)
+    # Texts that are equal to the value stay.
+    assert release("", 1, 1).adapt(message) == report(EndReason.PORT_TAKEN)
+    assert Release().adapt(message) is message
+    unchanged = report(EndReason.PORT_TAKEN)
+    assert release("", 1, 1).adapt(unchanged) is unchanged
+
+
+async def test_substitutes_are_sent_as_notice_answer_and_request(autojump_clock: MockClock) -> None:
+    def attempt(cause: EndReason) -> ObservedState:
+        ended = ObservedAttempt(attempt_id="a", phase=Phase.ENDED, outcome=Outcome(cause=cause))
+        return ObservedState(full=True, observed=(ended,))
+
+    async with open_harness() as harness:
+        near = await harness.dial(make=Asker)
+        assert isinstance(near, Asker)
+        far = harness.recorders[0]
+        near.channel.peer_release = far.channel.peer_release = release("", 1, 1)
+        message, sent = attempt(EndReason.NO_ACCOUNT), attempt(EndReason.PORT_TAKEN)
+        near.channel.notice(message)
+        await far.wait_bodies(1)
+        async with trio.open_nursery() as nursery:
+
+            async def ask() -> None:
+                assert await near.requests.request(message) == (sent, [])
+
+            nursery.start_soon(ask)
+            await far.wait_bodies(2)
+            far.channel.reply(far.frames[1][3], message)
+        assert [codec.decode_message(body)[0] for body in far.bodies] == [sent, sent]
+
+
+def test_every_substitute_is_guarded_by_its_capability() -> None:
+    for capability, values in versions.SUBSTITUTES.items():
+        assert {f"{type(value).__name__}.{value}" for value in values} <= set(CAPABILITIES[capability])
 
 
 def test_an_error_that_was_explained_is_passed_on_unchanged() -> None:

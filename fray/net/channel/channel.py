@@ -251,12 +251,12 @@ class Channel:
 
     def notice(self, message: object, blobs: Sequence[Bytes] = ()) -> None:
         """Send a control message without an answer. Raises as `send_nowait`; Unsupported: the peer does not know it."""
-        self.peer_release.check(message)
+        message = self.peer_release.adapt(message)
         self.send_nowait(Kind.NOTICE, 0, codec.encode_message(message, blobs))
 
     def reply(self, ref: int, message: object, blobs: Sequence[Bytes] = ()) -> None:
         """Answer request ``ref``. Raises as `notice`."""
-        self.peer_release.check(message)
+        message = self.peer_release.adapt(message)
         self.send_nowait(Kind.REPLY, ref, codec.encode_message(message, blobs))
 
     def fail(self, ref: int, error: FrayError) -> None:

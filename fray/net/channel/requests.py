@@ -74,8 +74,7 @@ class Requests:
         """
         what = type(message).__name__
         # Encoded once: the same bytes are sent again after a reset, whatever the caller does to the message meanwhile.
-        self.channel.peer_release.check(message)
-        body = codec.encode_message(message, blobs)
+        body = codec.encode_message(self.channel.peer_release.adapt(message), blobs)
         # Waiting for room is part of the deadline: a peer that does not read delays a request only that long.
         with trio.move_on_after(float("inf") if timeout_s is None else timeout_s):
             await self.channel.wait_room()

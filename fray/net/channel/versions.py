@@ -10,20 +10,29 @@ a message, a value of an enumeration, a field that may not be ignored. CONTRIBUT
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, field, fields, frozen, has
 
 from fray.errors import ProtocolMismatch, Unsupported
 from fray.model.messages.session import VERSION, Hello, Refuse, Welcome
+from fray.model.specs import EndReason
 
 WIRE_VERSIONS = (1, 2)
 """Oldest and newest version of the wire format that this release speaks. Version 1: everything before versions were
 sent; it ends a channel at the first message that it does not know."""
-CAPABILITIES: Mapping[str, tuple[str, ...]] = {"moved-nodes": ("NodeMoved",), "unsupported": ()}
-"""Capability: the messages that may be sent only to a peer that has it, as ``Message``; what its senders themselves
-have to look at, as ``Enumeration.VALUE`` or ``Message.field``. ``unsupported``: unknown requests are answered with
-`Unsupported`, unknown notices ignored."""
+CAPABILITIES: Mapping[str, tuple[str, ...]] = {
+    "accounts": ("EndReason.no_account",),
+    "moved-nodes": ("NodeMoved",),
+    "unsupported": (),
+}
+"""Capability: the messages that may be sent only to a peer that has it, as ``Message``; values of enumerations, as
+``Enumeration.value`` (see `SUBSTITUTES`); what its senders themselves have to look at, as ``Message.field``.
+``unsupported``: unknown requests are answered with `Unsupported`, unknown notices ignored."""
+SUBSTITUTES: Mapping[str, Mapping[StrEnum, StrEnum]] = {"accounts": {EndReason.NO_ACCOUNT: EndReason.PORT_TAKEN}}
+"""Capability: what a peer without it is sent instead of a value, wherever that is in a message. (An attempt without an
+account or a port was not started, and counts against no budget.)"""
 
 _NAME_LIMIT = 40
 _VERSION_LIMIT = 9_999
@@ -36,17 +45,24 @@ class Release:
     name: str = VERSION
     versions: tuple[int, int] = WIRE_VERSIONS
     capabilities: frozenset[str] = frozenset(CAPABILITIES)
+    _replaced: dict[tuple[type, str], StrEnum] = field(init=False, eq=False, repr=False)
+
+    @_replaced.default
+    def _find_replaced(self) -> dict[tuple[type, str], StrEnum]:
+        # With their type: members of other enumerations, and texts, may be equal to them.
+        missing = [SUBSTITUTES[name] for name in SUBSTITUTES.keys() - self.capabilities]
+        return {(type(value), value): other for values in missing for value, other in values.items()}
 
     def __str__(self) -> str:
         # From the peer, and printed: in one line, without control characters.
         name = "".join(each for each in self.name if each.isprintable())
         return f"fray {name}" if name else "an earlier fray"
 
-    def check(self, message: object) -> None:
-        """Check that a process of this release knows a message.
+    def adapt(self, message: object) -> object:
+        """Return a message as a process of this release knows it: unchanged, or with substitutes for new values.
 
         Raises:
-            Unsupported: it does not, so it must not be sent.
+            Unsupported: it does not know the message, so it must not be sent.
         """
         what = type(message).__name__
         capability = _guards.get(what)
@@ -58,6 +74,25 @@ class Release:
                 capability=capability,
                 release=self.name,
             )
+        return _replace(message, self._replaced) if self._replaced else message
+
+
+def _replace(value: Any, replaced: Mapping[tuple[type, str], StrEnum]) -> Any:
+    """Return a value with all it consists of; the same object if nothing in it is replaced."""
+    if isinstance(value, StrEnum):
+        return replaced.get((type(value), value), value)
+    if has(type(value)):
+        found = {each.name: _replace(getattr(value, each.name), replaced) for each in fields(type(value))}
+        changes = {name: new for name, new in found.items() if new is not getattr(value, name)}
+        return evolve(value, **changes) if changes else value
+    if isinstance(value, dict):
+        new = {key: _replace(each, replaced) for key, each in value.items()}
+        return new if any(new[key] is not each for key, each in value.items()) else value
+    if isinstance(value, tuple | list):
+        parts = [_replace(each, replaced) for each in value]
+        is_new = any(part is not each for part, each in zip(parts, value, strict=True))
+        return type(value)(parts) if is_new else value
+    return value
 
 
 _guards = {what: capability for capability, guarded in CAPABILITIES.items() for what in guarded}
@@ -115,7 +150,7 @@ def _range(release: Release) -> str:
 
 def explain_unsupported(error: Unsupported, sender: Release) -> Unsupported:
     """Return the answer to a message of ``sender`` that this process does not know."""
-    # Passed on from a third process, or raised by `Release.check`.
+    # Passed on from a third process, or raised by `Release.adapt`.
     if "needs" in error.details or "capability" in error.details:
         return error
     return Unsupported(
