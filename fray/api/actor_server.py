@@ -69,6 +69,9 @@ class ActorServer:
         if self._address is not None:
             return
         host = host_of(self._runtime)
+        if host.is_networked:
+            # For callers on this machine: an address of loopback is not registered.
+            await host.listen_local()
         if self._host is None:
             self._address = (await host.listen())[0]
         elif self._host != AUTO:

@@ -269,7 +269,7 @@ def _make_actor_host(runtime: Runtime, config: RuntimeConfig) -> ActorHostServer
     host = ActorHostServer(
         runtime.network, incarnation=runtime.session, rng=runtime.rng, directory=config.host_directory
     )
-    host.relayed = True
+    host.relayed, host.is_networked = True, config.networked
 
     def advertise() -> str:
         # Each time: the address of a machine may change while it runs.

@@ -60,6 +60,17 @@ async def test_a_host_that_becomes_reachable_opens_its_port_then(tmp_path: Path)
         assert host.public_address == ""
 
 
+async def test_loopback_is_not_registered_where_callers_may_be_on_other_machines(tmp_path: Path) -> None:
+    async with open_host(tmp_path) as host:
+        unix = await host.listen_local()
+        place = await host.listen_tcp()
+        assert host.addresses == (unix, f"tcp:{place}")
+        host.is_networked = True
+        assert await host.listen() == (unix,), "opened once, and kept"
+        host.advertise = lambda: "10.0.0.7"
+        assert await host.listen() == (unix, host.public_address)
+
+
 async def test_a_server_on_all_addresses_is_named_by_the_one_that_others_reach(tmp_path: Path) -> None:
     async with open_host(tmp_path) as host:
         host.advertise = lambda: "10.0.0.7"
@@ -79,7 +90,7 @@ async def test_an_actor_server_has_an_address_for_other_machines_where_they_reac
         host = host_of(cluster._runtime)
         async with fray.ActorServer(cluster) as closed:
             assert re.fullmatch(r"127\.0\.0\.1:\d+", closed.address)
-        host.advertise = lambda: "127.0.0.2"
+        host.is_networked, host.advertise = True, lambda: "127.0.0.2"
         for port in (0, find_port()):
             async with fray.ActorServer(cluster, port=port) as server:
                 assert re.fullmatch(rf"127\.0\.0\.2:{port or '[0-9]+'}#[0-9a-f]{{64}}", server.address)

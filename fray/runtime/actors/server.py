@@ -73,6 +73,8 @@ class ActorHostServer:
         self.advertise: Callable[[], str] = lambda: ""
         """Returns the host name or IP address under which other machines reach this process now; empty: none do, and
         `listen` opens no TCP listener."""
+        self.is_networked = False
+        """True if callers may be on other machines: addresses of loopback are not registered then."""
         self.has_tls = True
         """False if that listener is without TLS, as in a cluster that was started with ``--insecure``."""
         self.relayed = False
@@ -108,7 +110,8 @@ class ActorHostServer:
         """Addresses with the place of each listener, also of those that are bound to `EVERYWHERE`."""
         self._public = ""
         """Address of the listener for other machines, as it is bound."""
-        self._is_listening = False
+        self._local = ""
+        """Address within this machine or process, once it is open."""
         self._opening = trio.Lock()
         self._nursery: trio.Nursery | None = None
         self._ready = trio.Event()
@@ -152,9 +155,7 @@ class ActorHostServer:
         """Open the default addresses, once, and return all addresses."""
         # Two actors may be registered at once, and both need the addresses.
         async with self._opening:
-            if not self._is_listening:
-                self._is_listening = True
-                await self._open(self._local_address())
+            await self._open_local()
             own = self.advertise()
             if own and not self._public:
                 # Any free port: the directory tells callers which one it is.
@@ -169,8 +170,12 @@ class ActorHostServer:
     async def listen_local(self) -> str:
         """Listen on the address within this machine or process only, and return it."""
         async with self._opening:
-            address = self._local_address()
-            return address if address in self._addresses else await self._open(address)
+            return await self._open_local()
+
+    async def _open_local(self) -> str:
+        if not self._local:
+            self._local = await self._open(self._local_address())
+        return self._local
 
     async def listen_tcp(self, host: str = "127.0.0.1", port: int = 0) -> str:
         """Listen on another TCP address and return it as ``host:port``, or beyond this machine, with TLS, as
@@ -186,7 +191,9 @@ class ActorHostServer:
     def addresses(self) -> tuple[str, ...]:
         """Addresses it listens on, in order of preference; the relay comes last."""
         # The relay passes each frame through the controller, so callers try the direct addresses first.
-        return tuple(map(self._advertised, sorted(self._addresses, key=is_relayed)))
+        found = map(self._advertised, sorted(self._addresses, key=is_relayed))
+        # Loopback is another machine for callers elsewhere, and those of this machine have a socket file.
+        return tuple(each for each in found if not (self.is_networked and _is_loopback_address(each)))
 
     def _advertised(self, bound: str) -> str:
         """Return the address as others dial it."""
@@ -425,6 +432,11 @@ class ActorHostServer:
         if session.channel is None and self._sessions.get(session.session) is session:
             del self._sessions[session.session]
             session.cancel_all()
+
+
+def _is_loopback_address(address: str) -> bool:
+    scheme, _, place = address.partition(":")
+    return scheme == "tcp" and is_loopback(place.rpartition(":")[0])
 
 
 def _start_executor(name: str, threads: int) -> SerialExecutor:
