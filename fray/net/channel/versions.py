@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 from attrs import evolve, field, fields, frozen, has
@@ -100,13 +101,20 @@ _guards = {what: capability for capability, guarded in CAPABILITIES.items() for 
 
 def own_release() -> Release:
     """Return the release of this process."""
-    return Release(versions=WIRE_VERSIONS)
+    return _make_own(WIRE_VERSIONS)
+
+
+@cache
+def _make_own(versions: tuple[int, int]) -> Release:
+    return Release(versions=versions)
+
+
+_CAPABILITY_NAMES = tuple(sorted(CAPABILITIES))
 
 
 def own_fields() -> dict[str, Any]:
     """Return the fields of a hello, a welcome or a refusal that say what this process runs."""
-    own = own_release()
-    return {"release": own.name, "versions": own.versions, "capabilities": tuple(sorted(own.capabilities))}
+    return {"release": VERSION, "versions": WIRE_VERSIONS, "capabilities": _CAPABILITY_NAMES}
 
 
 def release_of(message: Hello | Welcome | Refuse) -> Release:
