@@ -62,10 +62,9 @@ def test_calls_do_not_notice_a_controller_whose_machine_reboots(lab: Laboratory,
 
 
 @pytest.mark.within(240)
-@pytest.mark.parametrize("how", ["cut", "frozen", "killed", "off"])
-@pytest.mark.parametrize("away_s", [10, 60])
+@pytest.mark.parametrize(("how", "away_s"), [("frozen", 10), ("killed", 10), ("cut", 60), ("off", 60)])
 def test_a_launch_waits_no_longer_than_the_controller_is_away(
-    away_s: int, how: str, lab: Laboratory, times: Times
+    how: str, away_s: int, lab: Laboratory, times: Times
 ) -> None:
     with open_test_cluster(lab, "n1", controller_options=("--driver-grace-s", "120")) as cluster:
         driver = cluster.open_driver(lab.host("laptop"))
