@@ -17,6 +17,8 @@ from fray.net.tls import certificates
 
 async def init(options: argparse.Namespace) -> int:
     """Run ``fray ca init``."""
+    # As fray-controller would at its first start.
+    options.store.expanduser().mkdir(mode=0o700, parents=True, exist_ok=True)
     _show(certificate_authority.create(_store(options), time.time()), options)
     return 0
 

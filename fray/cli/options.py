@@ -48,7 +48,7 @@ def parser_of() -> Parser:
     )
     about_shares = (_queue, _usage)
     about_machines = (_nodes, _node, _machine_groups, _scale, _cordon, _uncordon, _drain, _reservations, _reservation)
-    about_people = (_login, _user, _key, _namespace, _audit)
+    about_people = (_login, _logout, _user, _key, _namespace, _audit)
     for add in (*about_jobs, *about_shares, *about_machines, _token, _ca, _actors, _doctor, _backup, *about_people):
         add(verbs)
     return parser
@@ -387,6 +387,17 @@ def _login(verbs: Verbs) -> None:
         verbs, "login", "administration.people:login", text, "  fray login fray://lab.example:7421", opens="itself"
     )
     parser.add_argument("spec", metavar="SPEC", help="fray://host:port or fray+unix:///path")
+
+
+def _logout(verbs: Verbs) -> None:
+    text = "remove the key of `fray login` from this machine"
+    parser = verb(verbs, "logout", "administration.people:logout", text, "  fray logout --revoke", opens="itself")
+    parser.add_argument(
+        "spec", nargs="?", default="", metavar="SPEC", help="fray://host:port (default: that of the last login)"
+    )
+    parser.add_argument(
+        "--revoke", action="store_true", help="revoke the key as well; its connections end, wherever it was copied to"
+    )
 
 
 def _user(verbs: Verbs) -> None:

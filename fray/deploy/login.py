@@ -13,8 +13,9 @@ import time
 from attrs import asdict, evolve
 
 from fray.deploy import stored_keys
+from fray.deploy.cluster_spec import parse_spec
 from fray.deploy.stored_keys import StoredKey
-from fray.errors import FrayError, ProtocolMismatch, Unauthorized
+from fray.errors import FrayError, InvalidRequest, ProtocolMismatch, Unauthorized
 from fray.model.access.user_keys import LABEL_LIMIT, SECRET_LENGTH, derive_verifier, read_invitation
 from fray.model.ids import mint
 from fray.model.messages.people import KeyGrant, RedeemInvitation
@@ -62,6 +63,28 @@ async def login(spec: str, address: str, invitation_text: str, network: Network,
     stored_keys.write(
         {"default": spec, "clusters": {**stored.get("clusters", {}), stored_keys.place_of(address): asdict(key)}}
     )
+    return key
+
+
+def logout(spec: str) -> StoredKey:
+    """Remove the stored key of a cluster, and its cluster as the default; return it.
+
+    Raises:
+        InvalidRequest: there is none.
+        OSError: the file cannot be written.
+    """
+    stored = stored_keys.read()
+    clusters = dict(stored.get("clusters", {}))
+    record = clusters.pop(stored_keys.place_of(parse_spec(spec).address), None)
+    if record is None:
+        known = ", ".join(one["spec"] for one in clusters.values())
+        raise InvalidRequest(
+            f"there is no key for {spec} in {stored_keys.directory()}"
+            + (f"; there are keys for {known}" if known else ": nothing to log out from")
+        )
+    key = stored_keys.parse(record)
+    kept = {name: value for name, value in stored.items() if name != "default" or value != key.spec}
+    stored_keys.write({**kept, "clusters": clusters})
     return key
 
 

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
+import trio
 from attrs import define, field
 
 LINES_LIMIT = 10
@@ -14,13 +15,17 @@ PERIOD_S = 10.0
 
 @define(eq=False)
 class LimitedLog:
-    """Lines of one kind: at most `LINES_LIMIT` in `PERIOD_S`. The next one after that says how many were left out."""
+    """Lines of one kind: at most `LINES_LIMIT` in `PERIOD_S`. The number of those that were left out is logged after
+    that: by `run`, if an owner runs it, else with the next line.
+    """
 
     logger: logging.Logger
     level: int = logging.INFO
     _clock: Callable[[], float] = time.monotonic
     _began: float = field(default=float("-inf"), init=False)
     _count: int = field(default=0, init=False)
+    _left_out: trio.Event = field(factory=trio.Event, init=False)
+    """Set while lines are left out that were not reported."""
 
     def write(self, text: str, *args: object) -> None:
         """Log the line, or count it."""
@@ -32,3 +37,15 @@ class LimitedLog:
         self._count += 1
         if self._count <= LINES_LIMIT:
             self.logger.log(self.level, text, *args)
+        else:
+            self._left_out.set()
+
+    async def run(self) -> None:
+        """Log the number of lines that were left out, `PERIOD_S` after the first of them, until cancelled."""
+        while True:
+            # No tick while nothing happens: every process that listens runs this.
+            await self._left_out.wait()
+            await trio.sleep(PERIOD_S)
+            left_out, self._count, self._left_out = self._count - LINES_LIMIT, 0, trio.Event()
+            if left_out > 0:
+                self.logger.log(self.level, "%d more lines like the last ones were left out", left_out)

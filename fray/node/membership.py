@@ -9,6 +9,7 @@ are ended before the next one begins.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from fray.errors import ChannelClosed, ChannelFull, FrayError, Unsupported
 from fray.model.ids import AttemptId, BlobId
 from fray.model.messages.client import ControllerHello
 from fray.model.messages.node import (
+    CLOCK_OFFSET,
     AttemptAnnotation,
     CaptureRequest,
     DesiredState,
@@ -51,6 +53,8 @@ from fray.node.reconcile import Action, Decline, Forget, Kill, Start, Stop, deci
 from fray.node.self_test import SelfTest
 from fray.node.state_reports import PendingReports
 
+CLOCK_NOTICED_S = 20.0
+"""Difference of the clocks of node and controller from which on it is reported."""
 REPORT_EVERY_S = 5.0
 """Seconds between checks whether the node's details have changed."""
 
@@ -79,6 +83,8 @@ class ClusterMembership:
         self.controller_requests = ControllerRequests(launcher.logs, self.self_test.probe)
         self._payloads: dict[BlobId, bytes] = {}
         self._cluster_vars: dict[str, str] = {}
+        self._controller_clock: float | None = None
+        """Time of the controller at the zero of Trio's clock; None: unknown."""
         self._latest_revision = (0, 0)
         self._reports = PendingReports(self.held)
         self.log_pusher = LogPusher()
@@ -157,6 +163,9 @@ class ClusterMembership:
     def on_reset(self, greeting: bytes) -> None:
         hello, _ = decode_message(greeting)
         epoch = hello.epoch if isinstance(hello, ControllerHello) else 0
+        # Measured against the monotonic clock from here on, so that a clock of the wall that is set later is noticed.
+        now = hello.now if isinstance(hello, ControllerHello) else 0.0
+        self._controller_clock = now - trio.current_time() if now else None
         self._cluster_vars = hello.env_vars if isinstance(hello, ControllerHello) else {}
         log.info(
             "node %s joined the cluster at %s",
@@ -341,7 +350,7 @@ class ClusterMembership:
             details = await self._launcher.details()
             if details is None:
                 return
-            found = truncate_details(details)
+            found = truncate_details(details | self._clock_details())
             # Without a connection they would wait in the channel, and be out of date when they arrive.
             if found != sent and channel.connected:
                 sent = found
@@ -349,6 +358,13 @@ class ClusterMembership:
             # Polled: details come from many places, most of which change without an event.
             with trio.move_on_after(REPORT_EVERY_S):
                 await self._controller_reset.wait()
+
+    def _clock_details(self) -> dict[str, str]:
+        # A controller of an earlier version does not send its time. Small offsets are left out: each change is sent.
+        if self._controller_clock is None:
+            return {}
+        offset_s = time.time() - (self._controller_clock + trio.current_time())
+        return {CLOCK_OFFSET: f"{offset_s:.0f} s"} if abs(offset_s) >= CLOCK_NOTICED_S else {}
 
     # Health
 

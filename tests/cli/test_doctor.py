@@ -15,6 +15,7 @@ from fray.cli.administration import doctor
 from fray.cli.administration.doctor import Result, check_controller, check_disk, check_machine, check_nodes
 from fray.cli.main import main
 from fray.model.messages.client import ControllerHello, NodeInfo
+from fray.model.messages.node import CLOCK_OFFSET
 from fray.model.messages.session import VERSION
 from fray.node.accounts import uid_range
 
@@ -86,6 +87,31 @@ def test_clocks_are_compared(now: float, result: Result, text: str) -> None:
     found = next(each for each in check_controller(HELLO, now) if each.check == "clock")
     assert found.result is result
     assert text in found.text
+
+
+@pytest.mark.parametrize(
+    ("offset", "line"),
+    [
+        ("25 s", "ok       nodes        1 in service"),
+        (
+            "-31 s",
+            "warning  clock        that of node n1 is 31 s behind the controller's: synchronize both (timedatectl",
+        ),
+        ("700 s", "failed   clock        that of node n1 is 12 min ahead of the controller's: synchronize both"),
+    ],
+)
+def test_clocks_of_nodes_are_compared(offset: str, line: str) -> None:
+    node = NodeInfo(
+        name="n1",
+        alive=True,
+        cpu_milli=1,
+        cpu_milli_free=1,
+        memory_bytes=1,
+        memory_bytes_free=1,
+        details={"fray": VERSION, CLOCK_OFFSET: offset},
+    )
+    first = next(iter(doctor.check_nodes([node])))
+    assert first.line().startswith(line)
 
 
 def test_versions_are_compared() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import trio
 
+from fray.cli.main import main
 from fray.controller import certificate_authority
 from fray.controller.certificate_authority import (
     CertificateAuthority,
@@ -53,6 +55,13 @@ def test_the_authority_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "ca").stat().st_mode) == 0o700
     modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "ca").iterdir()}
     assert modes == {"ca.pem": 0o600, "previous.pem": 0o600}
+
+
+def test_the_command_makes_the_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = tmp_path / "new" / "store"
+    assert main(["ca", "init", "--store", str(store)]) == 0
+    assert stat.S_IMODE(store.stat().st_mode) == 0o700
+    assert load(store, time.time()).pins[0] in capsys.readouterr().out
 
 
 def test_a_second_authority_is_not_made_by_accident(tmp_path: Path) -> None:
@@ -294,7 +303,6 @@ async def test_a_node_that_gets_no_certificate_asks_again(tmp_path: Path, autoju
 
 
 async def test_connections_of_old_and_new_dialers_work_while_the_files_are_replaced(tmp_path: Path) -> None:
-    import time
 
     create(tmp_path, time.time())
     authority = running(tmp_path, time.time)

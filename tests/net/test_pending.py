@@ -150,6 +150,23 @@ def test_lines_past_the_limit_are_counted() -> None:
         assert lines == ["failed: again (and 3 more of this kind before)", "failed: and again"]
 
 
+async def test_lines_past_the_limit_are_counted_although_none_follows(autojump_clock: object) -> None:
+    logger = logging.getLogger("fray.tests.limited")
+    log = LimitedLog(logger)
+    with lines_of(logger) as lines:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(log.run)
+            for number in range(limited_log.LINES_LIMIT + 3):
+                log.write("failed: %d", number)
+            await trio.sleep(limited_log.PERIOD_S + 1)
+            assert lines[-1] == "3 more lines like the last ones were left out"
+            log.write("failed: %s", "again")
+            assert lines[-1] == "failed: again"
+            await trio.sleep(10 * limited_log.PERIOD_S)
+            assert lines[-1] == "failed: again"
+            nursery.cancel_scope.cancel()
+
+
 async def test_connections_that_fail_fill_no_log() -> None:
     async def handler(transport: Transport) -> None:
         await trio.sleep_forever()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -66,11 +67,34 @@ def test_an_invitation_a_login_a_job_and_the_audit_log(lab: Lab, tmp_path: Path)
     found = [(one["user"], one["action"], one["outcome"].partition(":")[0]) for one in records]
     assert ("ada", "CordonNodes", "refused") in found
     assert ("ada", "Launch", "done") in found
+    # A copy of the file, as on another machine, has the same key until it is revoked.
+    other = {**ada, "XDG_CONFIG_HOME": str(tmp_path / "other")}
+    shutil.copytree(tmp_path / "fray", tmp_path / "other" / "fray")
+    left = run(other, "-m", "fray.cli", "logout")
+    assert left.returncode == 0, left.stderr
+    assert left.stdout.startswith(
+        f"logged out from {lab.spec}: the key of ada is removed from this machine; it is valid"
+    )
+    assert run(other, "-m", "fray.cli", "jobs").returncode == 2
+    assert "nothing to log out from" in run(other, "-m", "fray.cli", "logout", lab.spec).stderr
     (key,) = json.loads(run(ada, "-m", "fray.cli", "key", "list", "--json").stdout)
     assert run(admin, "-m", "fray.cli", "key", "revoke", key["key_id"]).returncode == 0
     jobs = run(ada, "-m", "fray.cli", "jobs")
     assert jobs.returncode == 1
     assert "does not accept the key" in jobs.stderr
+
+
+def test_a_logout_revokes_the_key_if_asked_to(lab: Lab, tmp_path: Path) -> None:
+    admin = lab.environ()
+    invitation = run(admin, "-m", "fray.cli", "user", "add", "eve", "--role", "user").stdout
+    # The token of the environment belongs to none of the users: the stored one is used.
+    eve = {**admin, "XDG_CONFIG_HOME": str(tmp_path)}
+    assert run(eve, "-m", "fray.cli", "login", lab.spec, stdin=invitation).returncode == 0
+    left = run(eve, "-m", "fray.cli", "logout", "--revoke")
+    assert left.returncode == 0, left.stderr
+    assert left.stdout == (f"logged out from {lab.spec}: the key of eve is removed from this machine; it is revoked\n")
+    assert json.loads(run(admin, "-m", "fray.cli", "key", "list", "--user", "eve", "--json").stdout) == []
+    assert json.loads((tmp_path / "fray" / "keys.json").read_text()) == {"clusters": {}}
 
 
 def test_without_a_login_the_command_says_what_to_do(lab: Lab, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from fray.deploy.cluster_spec import DEFAULT_PORT
 from fray.deploy.remote import open_remote
 from fray.errors import FrayError, InvalidRequest, Unauthorized
 from fray.model.messages.client import ControllerHello, ListNodes, NodeInfo, Role
+from fray.model.messages.node import CLOCK_OFFSET
 from fray.model.messages.session import VERSION
 from fray.model.text import byte_size_text, duration_text
 from fray.net.controller_address import INSECURE_VARIABLE, is_loopback
@@ -39,6 +40,8 @@ ANSWER_S = 5.0
 """Seconds that a name server, a port and the controller have to answer."""
 CLOCK_WARNING_S = 5.0
 """Difference of two clocks from which on times in logs mislead."""
+NODE_CLOCK_WARNING_S = 30.0
+"""The same for nodes, of which there may be many."""
 CLOCK_LIMIT_S = 600.0
 """Difference of two clocks that certificates tolerate."""
 DISK_WARNING_BYTES = 5 * 1000**3
@@ -337,7 +340,7 @@ def check_controller(hello: ControllerHello, now: float) -> Iterator[Finding]:
         yield skipped("clock", "this controller does not send its time")
         return
     late_s = now - hello.now
-    where = f"{duration_text(abs(late_s))} {'ahead of' if late_s > 0 else 'behind'} the controller's"
+    where = _offset_text(late_s)
     if abs(late_s) > CLOCK_LIMIT_S:
         yield failed("clock", f"this machine's clock is {where}", "synchronize both (timedatectl set-ntp true)")
     elif abs(late_s) > CLOCK_WARNING_S:
@@ -375,12 +378,30 @@ def check_nodes(nodes: Iterable[NodeInfo]) -> Iterator[Finding]:
     well = 0
     for node in nodes:
         version = _check_version(f"node {node.name}", node.details.get("fray", ""))
+        clock = _check_offset(node)
+        if clock is not None:
+            yield clock
         if not node.alive:
             yield failed("nodes", f"{node.name} is silent", "look at its fray-node, and at the network between them")
         elif version.result is not Result.OK:
             yield version
         elif node.standing:
             yield warning("nodes", f"{node.name} is {node.standing} ({node.standing_reason})", "fray uncordon NAME")
-        else:
+        elif clock is None:
             well += 1
     yield ok("nodes", f"{well} in service")
+
+
+def _check_offset(node: NodeInfo) -> Finding | None:
+    """Return what is wrong with the clock of a node; None: it is near the controller's."""
+    offset_s = float(node.details.get(CLOCK_OFFSET, "0 s").removesuffix(" s"))
+    text = f"that of node {node.name} is {_offset_text(offset_s)}"
+    if abs(offset_s) > CLOCK_LIMIT_S:
+        return failed("clock", text, "synchronize both (timedatectl set-ntp true): its certificates are not accepted")
+    if abs(offset_s) > NODE_CLOCK_WARNING_S:
+        return warning("clock", text, "synchronize both (timedatectl set-ntp true)")
+    return None
+
+
+def _offset_text(offset_s: float) -> str:
+    return f"{duration_text(abs(offset_s))} {'ahead of' if offset_s > 0 else 'behind'} the controller's"

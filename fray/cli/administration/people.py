@@ -7,23 +7,25 @@ import getpass
 import random
 import sys
 
-from fray.api.cluster import Cluster
+from fray.api.cluster import Cluster, cluster_of
 from fray.cli.formatting import table
 from fray.cli.output import clock, note, say, say_json, width
 from fray.cli.run import span_of
 from fray.deploy.cluster_spec import parse_spec
 from fray.deploy.login import login as make_key
+from fray.deploy.login import logout as remove_key
 from fray.deploy.remote import secure_address
-from fray.deploy.stored_keys import directory
-from fray.errors import InvalidRequest
+from fray.deploy.stored_keys import default_spec, directory, find_key
+from fray.errors import InvalidRequest, Unauthorized
 from fray.model.access.user_keys import read_invitation
+from fray.model.messages.client import Role
 from fray.model.messages.people import KeyInfo
+from fray.net.transports.websocket import WebSocketNetwork
+from fray.runtime.open import RuntimeConfig, open_runtime
 
 
 async def login(options: argparse.Namespace) -> int:
     """Run ``fray login``."""
-    from fray.net.transports.websocket import WebSocketNetwork
-
     spec = parse_spec(options.spec)
     if spec.kind != "fray":
         raise InvalidRequest(f"a {spec.kind!r} cluster has no users: write fray login fray://host:port")
@@ -36,6 +38,47 @@ async def login(options: argparse.Namespace) -> int:
         say([f"logged in to {key.spec} as {key.user} ({key.role}) until {clock(key.expires_at)}"])
         note(f"the key is in {directory()}; `fray` and open_cluster() use this cluster now if nothing else is given")
     return 0
+
+
+async def logout(options: argparse.Namespace) -> int:
+    """Run ``fray logout``."""
+    spec = options.spec or default_spec()
+    if not spec:
+        raise InvalidRequest("no cluster given, and there was no login: write fray logout fray://host:port")
+    if options.revoke:
+        # First: without the key it could not be revoked any more.
+        await _revoke_own(spec)
+    key = remove_key(spec)
+    if options.json:
+        say_json({"cluster": key.spec, "user": key.user, "revoked": options.revoke})
+    else:
+        what = "revoked" if options.revoke else f"valid until {clock(key.expires_at)} where it was copied to"
+        say([f"logged out from {key.spec}: the key of {key.user} is removed from this machine; it is {what}"])
+        if not options.revoke:
+            note(f"`fray key revoke {key.credential.key_id}`, by {key.user} on another machine or an admin, ends it")
+    return 0
+
+
+async def _revoke_own(spec: str) -> None:
+    address = parse_spec(spec).address
+    key = find_key(address)
+    if key is None:
+        raise InvalidRequest(f"there is no key for {spec} in {directory()}: nothing to revoke")
+    # With this key, whatever FRAY_TOKEN says.
+    runtime = open_runtime(
+        WebSocketNetwork(),
+        [secure_address(address, key.pins)],
+        key.credential,
+        RuntimeConfig(role=Role.TOOL),
+        rng=random.SystemRandom(),
+    )
+    try:
+        async with runtime as connected:
+            await cluster_of(connected).revoke_keys(key.credential.key_id)
+    except Unauthorized:
+        # That is how the controller ends the connection of a key that it has just revoked, and refuses one that it
+        # does not know any more.
+        note("the controller accepts this key no longer")
 
 
 async def add_user(cluster: Cluster, options: argparse.Namespace) -> int:

@@ -132,6 +132,8 @@ class Gateway:
             f"{context.cluster_id}.{context.epoch}", self._on_greeting, keep_s=RESUMABLE_S, rng=rng
         )
 
+        nursery.start_soon(self.acceptor.refusals.run)
+
     def __repr__(self) -> str:
         return f"<Gateway {len(self._clients)} clients, {len(self._nodes)} nodes>"
 
@@ -256,7 +258,12 @@ class Gateway:
         if present is not None and present.incarnation != hello.incarnation:
             self._check_takeover(present, hello, claim)
         context = self._context
-        answer = ControllerHello(cluster_id=context.cluster_id, epoch=context.epoch, env_vars=context.env_vars)
+        answer = ControllerHello(
+            cluster_id=context.cluster_id,
+            epoch=context.epoch,
+            env_vars=context.env_vars,
+            now=context.inbox.current_time(),
+        )
         return encode_message(answer), lambda channel: self._add_node(hello, channel)
 
     def _check_takeover(self, present: NodeConnection, hello: NodeHello, claim: PeerIdentity) -> None:

@@ -196,6 +196,10 @@ class NodeMoved:
     """Host or IP address, see `NodeHello.host`."""
 
 
+CLOCK_OFFSET = "clock offset"
+"""Detail of a node whose clock differs from the controller's: ``-45 s`` if it is behind."""
+
+
 def truncate_details(details: dict[str, str]) -> dict[str, str]:
     """Return the details, truncated to the limits of the controller."""
     first = list(details.items())[:DETAILS_LIMIT]

@@ -86,7 +86,8 @@ class Acceptor:
         self._rng = rng
         self._sessions: dict[str, _Session] = {}
         self._channels: dict[str, Channel] = {}
-        self._refusals = LimitedLog(logger, logging.WARNING)
+        self.refusals = LimitedLog(logger, logging.WARNING)
+        """Log of refusals; its `run` may be run by the owner of this acceptor."""
 
     def __repr__(self) -> str:
         return f"<Acceptor {self.incarnation}: {len(self._channels)} channels>"
@@ -280,7 +281,7 @@ class Acceptor:
         # again.
         if type(error) in (ConnectionFailed, ChannelClosed, Unreachable):
             return
-        self._refusals.write("refused %s: %s", transport.peer.remote, error)
+        self.refusals.write("refused %s: %s", transport.peer.remote, error)
         refuse = Refuse(
             protocol=PROTOCOL, incarnation=self.incarnation, error=codec.error_to_dict(error), **own_fields()
         )

@@ -231,6 +231,7 @@ class Listener:
         with sockets.listening(address) as (listener, bound):
             self._file_name = sockets.file_name(os.stat(address.path)) if address.path else ""
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._log.run)
                 task_status.started(bound if self.tls is None else f"{bound}#{','.join(self.tls.pins)}")
                 while True:
                     nursery.start_soon(self._guard, *await sockets.accept(listener))
