@@ -19,7 +19,7 @@ from fray.model.restart_policy import (
     with_jitter,
 )
 from fray.model.specs import ActorConfig, EndReason, EntryKind, ExitRule, JobSpec, JobState, Outcome, Phase
-from fray.scheduler.jobs.retries import FREE_BUDGETS, chosen_code
+from fray.scheduler.jobs.retries import FREE_BUDGETS, PORT_RETRY_LIMIT, chosen_code
 from fray.scheduler.lifecycle import BUDGETS, FALLBACK_BUDGET, FINAL_STATE, Budget
 from tests.support.scheduler import Cluster, ended, job
 
@@ -202,3 +202,18 @@ def test_a_budget_is_a_number_or_any_number(budget: str) -> None:
     for wrong in (-2, "3", 1.5):
         with pytest.raises(InvalidRequest, match=f"{name}=.* must be 0 or more, or -1 for any number"):
             JobRequest("a", **{name: wrong})  # type: ignore[arg-type]
+
+
+def test_an_attempt_without_an_account_is_placed_again_at_no_cost_and_counts_nothing_against_its_machine(
+    scheduler: Cluster,
+) -> None:
+    scheduler.launch(job("a"))
+    refusal = Outcome(cause=EndReason.NO_ACCOUNT, message="node n1 has no account for user 'ada'")
+    for generation in range(PORT_RETRY_LIMIT + 1):
+        scheduler.see(f"a:{generation}:0", refusal)
+        if generation < PORT_RETRY_LIMIT:
+            assert scheduler.states("a") == [JobState.PENDING]
+            assert "node n1 has no account for user 'ada'" in scheduler.info("a").reason
+            scheduler.tick()
+    assert scheduler.info("a").cause is EndReason.NO_ACCOUNT
+    assert not any(node.faults for node in scheduler.state.nodes.values())
