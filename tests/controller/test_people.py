@@ -14,7 +14,7 @@ from fray.controller.audit_log import FILES, STRANGERS_PER_MINUTE, AuditLog
 from fray.controller.store import Store
 from fray.errors import InvalidRequest, NoSuchJob, Unauthorized
 from fray.model.access.user_keys import InvitationText, derive_verifier, read_invitation
-from fray.model.messages.client import ListJobs, Role, Terminate, WatchJobs
+from fray.model.messages.client import CreateReservation, ListJobs, Role, Terminate, WatchJobs
 from fray.model.messages.maintenance import CordonNodes
 from fray.model.messages.people import (
     AddUser,
@@ -27,6 +27,8 @@ from fray.model.messages.people import (
     RevokeKeys,
     ShareNamespace,
 )
+from fray.model.reservations import ReservationSpec
+from fray.model.resources import Demand
 from fray.model.specs import DesiredAttempt
 from fray.net.transport import Credential
 from tests.support.controller import Client, Stage, spec, stage
@@ -74,6 +76,15 @@ async def test_a_key_says_who_its_user_is_whatever_the_client_says(autojump_cloc
         )
         (child,) = await job.launch(spec("child", user="root"))
         assert child.user == "ada"
+
+
+async def test_a_reservation_is_the_users_whatever_its_request_says(autojump_clock: Any) -> None:
+    async with stage() as cluster:
+        ada = await cluster.client(credential=await cluster.person("ada", "user"), user="root", namespace="adas")
+        demand = Demand(cpu_milli=1000)
+        wanted = ReservationSpec(reservation_id="held-1", name="held", namespace="adas", demand=demand, user="root")
+        await ada.ask(CreateReservation(spec=wanted))
+        assert cluster.controller.state.reservations["held-1"].spec.user == "ada"
 
 
 async def test_a_cluster_token_speaks_for_the_user_that_is_stated(autojump_clock: Any) -> None:
