@@ -5,14 +5,17 @@
 PY := .venv/bin/python
 TEST_WORKERS ?= $(shell nproc)
 PYTEST := $(PY) -m pytest
+# What torch itself requires, without the CUDA packages that the build for CPUs does without.
+TORCH_NEEDS := filelock\nfsspec\njinja2\nnetworkx\nsetuptools\nsympy\ntyping-extensions\n
 PARALLEL := -n $(TEST_WORKERS) --dist loadgroup
 
-.PHONY: help demo test test-all network lint docs campaign bench peers clean constraints venv
+.PHONY: help demo test test-all test-rl network lint docs campaign bench peers clean constraints venv
 
 help:
 	@echo "make demo [ARGS='--compare --kill-worker --json report.json'] the main job: copies in the standard library"
 	@echo "make test [ARGS='-k name']                                    lint, types and the default tests: fixed seeds, without Ray"
 	@echo "make test-all [ARGS='--hypothesis-seed=7']                      every test: processes, Ray, random seeds (printed)"
+	@echo "make test-rl [ARGS='-k losses']                               tests of fray.rl that need torch, in .venv-rl (part of test-all)"
 	@echo "make network [ARGS='-k relay']                                hosts as namespaces, cut, reset, rebooted (needs root; see tests/network)"
 	@echo "make docs                                                     the pages and a reference of everything public, in build/docs"
 	@echo "make campaign                                                 300 seeds, 1,000 deaths, 300 kills, 10 minutes of load, 100 network faults, fuzzers, all tests with each Python"
@@ -39,6 +42,13 @@ test-all: lint
 	@$(PYTEST) --all $(PARALLEL) -m "not timed" $(ARGS) || [ $$? -eq 5 ]
 	@$(PYTEST) --all -m timed $(ARGS) || [ $$? -eq 5 ]
 	@[ -n "$(ARGS)" ] || FRAY_PYTHONS="3.12 3.13 3.14" tools/pythons
+	@[ -n "$(ARGS)" ] || $(MAKE) test-rl
+
+# Torch is in an environment of its own, so that nothing else waits for it. There the types of torch are checked too.
+test-rl:
+	@tools/venv rl
+	@.venv-rl/bin/python -m mypy fray/rl
+	@.venv-rl/bin/python -m pytest $(PARALLEL) -m torch tests/rl tests/test_docs.py $(ARGS) || [ $$? -eq 5 ]
 
 # Scenarios wait more than they compute, but their times are measured: two at a time.
 network: venv
@@ -74,6 +84,8 @@ constraints:
 		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o constraints-test.txt
 	uv pip compile pyproject.toml --extra docs -c constraints.txt -c constraints-test.txt --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o constraints-docs.txt
+	printf '$(TORCH_NEEDS)' | uv pip compile - -c constraints.txt -c constraints-test.txt -c constraints-docs.txt --universal \
+		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o constraints-rl.txt
 	printf 'ray\nxoscar\nuvloop\ndistributed\nnumpy\n' | uv pip compile pyproject.toml - -c constraints.txt --universal \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o bench/peers.txt
 

@@ -76,6 +76,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "full: runs only with --all")
     config.addinivalue_line("markers", "in_test_all: a scenario of tests/network/ that `make test-all` runs, too")
     config.addinivalue_line("markers", "promise(name): a process test that the default suite runs too")
+    config.addinivalue_line("markers", "torch: needs torch, which only the environment of make test-rl has")
     config.addinivalue_line("markers", "first_hour: the page that a new user follows; run with every Python")
     every = config.getoption("--all")
     settings.load_profile("random" if every else "fixed")

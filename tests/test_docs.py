@@ -7,6 +7,7 @@ inside ``async with fray.open_cluster("local") as cluster, cluster.open_scope("d
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -19,6 +20,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 NEEDS_EXTRAS = {"examples.md", "from-ray.md"}
 """Pages that import pyarrow or Ray, which only `make test-all` installs."""
+NEEDS_TORCH = {"rl-losses.md"}
+"""Pages that import torch: `make test-rl` runs their blocks."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ALL_PAGES = [*PAGES, ROOT / "CONTRIBUTING.md"]
 NOT_OURS = {"workspaces.md": {"fray.workspace"}}
@@ -58,6 +61,9 @@ def blocks(page: Path, info: str) -> list[tuple[int, str]]:
 
 def _marks(page: Path) -> list[pytest.MarkDecorator]:
     marks = dict.fromkeys(NEEDS_EXTRAS, pytest.mark.full) | {"first-hour.md": pytest.mark.first_hour}
+    if page.name in NEEDS_TORCH:
+        missing = importlib.util.find_spec("torch") is None
+        return [pytest.mark.torch, pytest.mark.skipif(missing, reason="needs torch: make test-rl")]
     return [marks[page.name]] if page.name in marks else []
 
 

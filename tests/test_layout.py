@@ -80,6 +80,7 @@ ALONE_OPENS = {
     "google": "controller/providers/tpu_api.py",
     "grpc": "controller/providers/tpu_api.py",
     "ray": "v2/ray_backend/",
+    "torch": "rl/train/",
     "iris": "v2/iris",
 }
 PUT_TOGETHER = ("testing", "deploy", "cli")
