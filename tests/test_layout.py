@@ -66,7 +66,7 @@ BRIDGE = {
 }
 """The modules of the blocking face that import trio and the runtime; the others work through them."""
 
-ALONE_OPENS = {
+ALONE_OPENS: dict[str, str | tuple[str, ...]] = {
     "anyio": "aio/crossing.py",
     "joblib": "blocking/joblib_backend.py",
     "cattrs": "net/codec.py",
@@ -80,7 +80,7 @@ ALONE_OPENS = {
     "google": "controller/providers/tpu_api.py",
     "grpc": "controller/providers/tpu_api.py",
     "ray": "v2/ray_backend/",
-    "torch": "rl/train/",
+    "torch": ("rl/train/", "runtime/serialization/tensors.py"),
     "iris": "v2/iris",
 }
 PUT_TOGETHER = ("testing", "deploy", "cli")
@@ -144,7 +144,9 @@ def violations(path: str, source: str) -> Iterator[str]:
             if not allowed:
                 yield f"{where}: {part} must not import {module}; it may import {sorted(MAY_IMPORT[part])}"
         if library in ALONE_OPENS and not path.startswith(ALONE_OPENS[library]) and part not in PUT_TOGETHER:
-            yield f"{where}: {library} is opened by fray/{ALONE_OPENS[library]} alone"
+            openers = ALONE_OPENS[library]
+            names = openers if isinstance(openers, str) else " and fray/".join(openers)
+            yield f"{where}: {library} is opened by fray/{names} alone"
         if library == "trio" and part == "blocking" and path not in BRIDGE:
             yield f"{where}: only the bridge ({', '.join(sorted(BRIDGE))}) may import trio"
         if pure and library in IMPURE:
@@ -185,6 +187,7 @@ def test_nothing_is_called_utils() -> None:
         ("model/ids.py", "import random\nx = random.choice('ab')", "draws from random.choice"),
         ("net/channel/session.py", "def f():\n    from time import monotonic", "is pure, but imports time.monotonic"),
         ("runtime/calls/caller.py", "import cloudpickle", "opened by fray/runtime/serialization/pickling.py alone"),
+        ("rl/core/leases.py", "import torch", "fray/rl/train/ and fray/runtime/serialization/tensors.py alone"),
         ("api/cluster.py", "from fray.deploy import local", "api must not import fray.deploy.local"),
         ("node/main.py", "import fray", "node must not import fray"),
         ("model/messages/calls.py", "open('/etc/passwd')", "opens a file"),
@@ -304,7 +307,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("embedded_main", "main"),
         ("__main__",),
     ),
-    "rl": (("core",),),
+    "rl": (("core", "nexrl_types"), ("train",)),
     "runtime": (
         (
             "background",

@@ -37,7 +37,7 @@ def _is_dense(tensor: Any) -> bool:
 
 
 def _tensor_of(array: Any, dtype: Any, shape: tuple[int, ...], requires_grad: bool) -> Any:
-    import torch  # type: ignore[import-not-found]  # unpickling a tensor needs it anyway
+    import torch  # unpickling a tensor needs it anyway
 
     array = array if array.flags.writeable else array.copy()  # torch would write to it all the same
     return torch.from_numpy(array).view(dtype).reshape(shape).requires_grad_(requires_grad)

@@ -1,0 +1,10 @@
+"""Training on tensors: the one folder of `fray.rl` that imports torch.
+
+Upwards, each may import those above it:
+
+- `kl_control`: how much a KL divergence weighs, fixed or adaptive; without torch.
+- `token_tensors`: checks of tensors with one number for each token, sums over the tokens that count.
+- `aggregation`: one loss of the losses of tokens; `kl`: KL divergence of each token; `corrections`: weights of tokens
+  whose policy differs from the one that generated them.
+- `losses`: policy losses.
+"""
