@@ -1332,6 +1332,12 @@ async def test_a_channel_survives_lost_real_connections(tmp_path: Path) -> None:
         nursery.cancel_scope.cancel()
 
 
+def has_ended(dialer: Recorder) -> bool:
+    """Return whether a dialer has learned that the listener has ended its session."""
+    # A socket that is closed with unread data loses the goodbye, too: then the next connection begins a new session.
+    return dialer.error is not None or dialer.events.count("reset host") > 1
+
+
 async def test_a_transfer_over_the_limit_ends_its_channel_in_the_middle_of_a_message(tmp_path: Path) -> None:
     """Chunks are received from sockets straight into their place."""
     rng, made = random.Random(1), list[Recorder]()
@@ -1353,9 +1359,9 @@ async def test_a_transfer_over_the_limit_ends_its_channel_in_the_middle_of_a_mes
             far.channel.bulk_in.expect(number, size, lambda buffer: landed.append(len(buffer)))
             channel.mark_announced([channel.bulk_out.add(number, memoryview(bytes(size)))])
             with trio.fail_after(60):
-                while len(landed) < number and near.error is None:
+                while len(landed) < number and not has_ended(near):
                     await (far if number == 1 else near).changed.wait()
         assert landed == [2 * COUNTED_BYTES], "one of exactly the limit arrives"
         assert isinstance(far.error, ChannelFull)
-        assert isinstance(near.error, ChannelFull)
+        assert near.error is None or isinstance(near.error, ChannelFull)
         nursery.cancel_scope.cancel()
