@@ -49,11 +49,12 @@ class ClusterToken:
             self._position = 0
         return Credential(CLUSTER_KEY, self._tokens[self._position % len(self._tokens)])
 
-    def on_refused(self) -> bool:
+    def on_refused(self, *, was_accepted: bool) -> bool:
         """Take the refusal of the current token; return whether there is another to try now."""
         self._position, self._refused_at = self._position + 1, trio.current_time()
         has_other = self._position % len(self._tokens) != 0
-        if not has_other and trio.current_time() >= self._warned_at + WARN_EVERY_S:
+        # One that was never accepted may be wrong, and the error of the dial says so.
+        if was_accepted and not has_other and trio.current_time() >= self._warned_at + WARN_EVERY_S:
             self._warned_at = trio.current_time()
             advice = (
                 f"write the present one into {self._file}, which is read again for each attempt"

@@ -45,8 +45,12 @@ class CredentialSource(Protocol):
     def current(self) -> Credential:
         """Return the credential for the next dial."""
 
-    def on_refused(self) -> bool:
-        """Take the refusal of the current one; return whether there is another to try now."""
+    def on_refused(self, *, was_accepted: bool) -> bool:
+        """Take the refusal of the current one; return whether there is another to try now.
+
+        Args:
+            was_accepted: the peer has accepted one before, so that it must have been replaced.
+        """
 
 
 AnyCredential: TypeAlias = Credential | CredentialSource | None
@@ -61,7 +65,7 @@ def has_other_credential(credential: AnyCredential, error: FrayError) -> bool:
     """Return whether a dial that was refused may succeed with another credential of the source."""
     if credential is None or isinstance(credential, Credential) or not error.details.get("key_refused"):
         return False
-    return credential.on_refused()
+    return credential.on_refused(was_accepted=False)
 
 
 @frozen

@@ -487,7 +487,7 @@ class _Dialer:
             return Failure(error, False)
         if error.details.get("key_refused") and not isinstance(self.credential, Credential | None):
             # A token is replaced in one file after the other: a peer that had the right one gets it again.
-            has_other = self.credential.on_refused()
+            has_other = self.credential.on_refused(was_accepted=self.channel is not None)
             if has_other or self.channel is not None:
                 return Failure(error, False)
         proves_end = isinstance(error, Refused) and error.details.get("proves_end") is True
