@@ -76,7 +76,7 @@ class Program:
         reading = call_in_thread(Context(), f"{self._name}-output", self._read, process)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not reaped: the group still has its id
         # Descendants in the group end with the program, as on a cluster.
-        self._send(signal.SIGKILL)
+        self.send(signal.SIGKILL)
         with self._lock:
             self._group = None
         code = process.wait()
@@ -97,15 +97,16 @@ class Program:
         """Return the output so far."""
         return "".join(tuple(self._lines))
 
-    def kill(self, within_s: float = END_S) -> None:
-        """Send SIGTERM, and SIGKILL after ``within_s`` seconds; return at once."""
+    def kill(self) -> None:
+        """Send SIGTERM, and SIGKILL after `END_S`; return at once."""
         self._killed = True
-        if self._send(signal.SIGTERM):
-            timer = threading.Timer(within_s, self._send, (signal.SIGKILL,))
+        if self.send(signal.SIGTERM):
+            timer = threading.Timer(END_S, self.send, (signal.SIGKILL,))
             timer.daemon = True
             timer.start()
 
-    def _send(self, number: int) -> bool:
+    def send(self, number: int) -> bool:
+        """Send a signal to the program and what it started; return False if it has not started, or has ended."""
         # Together with the check: a group id that was released could be that of another program.
         with self._lock:
             if self._group is None:
@@ -116,11 +117,13 @@ class Program:
 
 def _end_all() -> None:
     programs = list(_running)
-    for program in programs:
-        program.kill(END_AT_EXIT_S)
-    until = monotonic() + 2 * END_AT_EXIT_S
-    for program in programs:
-        program.ended.wait(max(0.0, until - monotonic()))
+    # Without `kill` and its timer: from Python 3.12 on, no thread can be started at exit.
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        until = monotonic() + END_AT_EXIT_S
+        for program in programs:
+            program.send(number)
+        for program in programs:
+            program.ended.wait(max(0.0, until - monotonic()))
 
 
 atexit.register(_end_all)
