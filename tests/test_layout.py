@@ -71,7 +71,6 @@ ALONE_OPENS: dict[str, str | tuple[str, ...]] = {
     "joblib": "blocking/joblib_backend.py",
     "cattrs": "net/codec.py",
     "cryptography": "net/tls/certificates.py",
-    "trio_websocket": "net/transports/trio_handshake.py",
     "cloudpickle": "runtime/serialization/pickling.py",
     "pickle": "runtime/serialization/pickling.py",
     "sqlite3": "controller/store.py",

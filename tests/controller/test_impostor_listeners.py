@@ -17,7 +17,7 @@ from fray.controller.store import Store
 from fray.errors import FrayError, Unauthorized
 from fray.net import auth
 from fray.net.transport import Credential
-from fray.net.transports import http_upgrade, local_handshake, sockets
+from fray.net.transports import handshake, http_upgrade, sockets
 from fray.net.transports.tls_dialer import TlsDialer
 from fray.net.transports.tls_listener import TlsServer
 from fray.net.transports.websocket import WebSocketNetwork
@@ -181,11 +181,11 @@ async def test_with_tls_a_challenge_that_is_passed_on_is_answered_for_another_ce
         near, far = await own.accept(sock), await TlsDialer().connect(sockets.parse(real))
         with near, far:
             for _ in range(2):
-                request, _ = await local_handshake._receive_head(near, b"GET ")
-                await local_handshake._send(far, request + END)
-                answer, _ = await local_handshake._receive_head(far, b"HTTP/1.1 ")
+                request, _ = await handshake._receive_head(near, b"GET ")
+                await handshake._send(far, request + END)
+                answer, _ = await handshake._receive_head(far, b"HTTP/1.1 ")
                 answers.append(answer)
-                await local_handshake._send(near, answer + END)
+                await handshake._send(near, answer + END)
 
     async with controller(Store.memory(), "tls:127.0.0.1:0") as running:
         (address,) = running.addresses

@@ -218,7 +218,7 @@ def test_a_plan_travels() -> None:
 
 def test_the_overlay_is_fray_and_what_it_needs_and_nothing_else() -> None:
     links = overlay.links()
-    assert {"fray", "trio", "attr", "attrs", "cattrs", "cloudpickle", "trio_websocket", "outcome"} <= set(links)
+    assert {"fray", "trio", "attr", "attrs", "cattrs", "cloudpickle", "outcome"} <= set(links)
     assert not {"uv", "pytest", "numpy", "hypothesis", "mypy"} & set(links)
     assert all(os.path.exists(target) for target in links.values())
     lines = overlay.constraints()

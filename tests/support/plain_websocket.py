@@ -17,14 +17,14 @@ from fray.net.transport import Bytes, Credential, PeerIdentity, Transport
 from fray.net.transports import sockets
 from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES, too_large
 from fray.net.transports.sockets import Address
-from fray.net.transports.trio_handshake import (
+from fray.net.transports.websocket import Listener, dialed_names, explain
+from fray.net.transports.websocket_transport import CLOSE_S
+from tests.support.trio_handshake import (
     SocketStream,
     translate_rejection,
     upgrade_as_client,
     upgrade_as_server,
 )
-from fray.net.transports.websocket import Listener, dialed_names, explain
-from fray.net.transports.websocket_transport import CLOSE_S
 
 logger = logging.getLogger("fray.net")
 

@@ -5,6 +5,6 @@
   `websocket_transport` (messages on a non-blocking socket, with the pure parser `websocket_frames`).
 - TLS: `tls_socket` (a non-blocking socket), `tls_dialer` and `tls_listener`, with `fray.net.tls`.
 - `pending`: limits of connections in their handshake.
-- Handshakes: `local_handshake` on one machine, with the pure `http_upgrade`; `trio_handshake` between machines.
+- `handshake`: of dialer and listener, with the pure `http_upgrade`.
 - `routed_network`: two networks as one.
 """

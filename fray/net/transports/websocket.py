@@ -1,8 +1,5 @@
-"""Dial and listen over TCP and Unix sockets: a WebSocket handshake, then `WebSocketTransport`.
-
-Over plain TCP trio-websocket does the handshake (`fray.net.transports.trio_handshake`), otherwise
-`fray.net.transports.local_handshake`; the bytes on the wire are the same. With TLS all of it is inside TLS.
-"""
+"""Dial and listen over TCP and Unix sockets: a WebSocket handshake, then `WebSocketTransport`. With TLS all of it is
+inside TLS."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ import random
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Iterator
-from types import ModuleType
 
 import trio
 
@@ -24,7 +20,7 @@ from fray.net.limited_log import LimitedLog
 from fray.net.process_identity import process_behind
 from fray.net.tls.explain import explain_dial, explain_serve
 from fray.net.transport import Credential, PeerIdentity, Transport
-from fray.net.transports import local_handshake, sockets
+from fray.net.transports import handshake, sockets
 from fray.net.transports.http_upgrade import HandshakeLost, UpgradeRejected
 from fray.net.transports.listener import HANDSHAKE_S
 from fray.net.transports.pending import GREETING_S, PendingConnections
@@ -119,8 +115,7 @@ class WebSocketNetwork:
         self, sock: socket.socket, target: Address, name: str, credential: Credential | None
     ) -> WebSocketTransport:
         names = dialed_names(target, name)
-        handshake = _handshake_of(sock).client_handshake
-        surplus = await handshake(sock, target, names, credential, self.rng, binding_of(sock))
+        surplus = await handshake.client_handshake(sock, target, names, credential, self.rng, binding_of(sock))
         identity = PeerIdentity(credential.key_id if credential else "", target.text)
         return WebSocketTransport(sock, identity, client=True, surplus=surplus)
 
@@ -147,7 +142,7 @@ class WebSocketNetwork:
                 await wait_greeting(sock)
                 if listener.tls is not None:
                     sock = await listener.tls.accept(sock)
-                upgraded = await _handshake_of(sock).server_handshake(sock, listener.challenge(sock, remote))
+                upgraded = await handshake.server_handshake(sock, listener.challenge(sock, remote))
             if upgraded is not None:
                 key_id, surplus = upgraded
                 uris = shown_uris(sock) if isinstance(sock, TlsSocket) else ()
@@ -157,15 +152,6 @@ class WebSocketNetwork:
         finally:
             # With TLS this is another object than the one that was accepted.
             sock.close()
-
-
-def _handshake_of(sock: socket.socket) -> ModuleType:
-    """Return the module with the handshake: that of trio-websocket for plain TCP, else Fray's own."""
-    if sock.family == socket.AF_UNIX or isinstance(sock, TlsSocket):
-        return local_handshake
-    from fray.net.transports import trio_handshake  # takes 40 ms to import, only needed between machines
-
-    return trio_handshake
 
 
 def dialed_names(target: Address, name: str) -> tuple[str, ...]:

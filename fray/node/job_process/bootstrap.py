@@ -37,7 +37,7 @@ from fray.node.resources.device_variables import device_variables
 ENTRY = "fray.runtime.__main__:main"
 PRELOAD = ("fray.runtime.__main__", "fray:load", "fray.runtime.process.warmup:warm_up")
 """Modules that a zygote imports, and functions it calls, once for all jobs."""
-WARM_AMONG_MACHINES = ("fray.net.transports.trio_handshake", "fray.net.tls.certificates")
+WARM_AMONG_MACHINES = ("fray.net.tls.certificates",)
 """Modules that a zygote imports besides where connections are TCP."""
 _INSTALLED = re.compile(r"/(site-packages|dist-packages)(/|$)|/lib(64)?/python[\d.]+(\.zip|/lib-dynload)?$")
 _READ_AT_EXEC = ("LD_", "PYTHON", "MALLOC_", "GLIBC_TUNABLES")

@@ -1,9 +1,7 @@
-"""Handshake by trio-websocket, for connections between machines.
+"""Reference implementation of `fray.net.transports.handshake`: the handshake by trio-websocket.
 
-The challenge in front of it is that of `fray.net.transports.local_handshake`, since trio-websocket ends a connection
-with the first request that it rejects. It gets a stream that ends for it at the blank line of the HTTP head; bytes
-received after that line are kept for the transport that owns the socket from then on. Importing this costs 40 ms, so a
-process that only connects to peers on its own machine never does.
+The challenge in front of it is that of `fray.net.transports.handshake`, since trio-websocket ends a connection with the
+first request that it rejects.
 """
 
 from __future__ import annotations
@@ -20,17 +18,14 @@ from trio_websocket import ConnectionRejected, WebSocketConnection
 
 from fray.net import auth
 from fray.net.transport import Credential
+from fray.net.transports.handshake import offer_challenge, request_challenge
 from fray.net.transports.http_upgrade import (
-    BLANK_LINE,
     BODIES,
     CHALLENGE,
-    HEAD_LIMIT_BYTES,
     PROOF,
     RESOURCE,
-    HandshakeLost,
     UpgradeRejected,
 )
-from fray.net.transports.local_handshake import offer_challenge, request_challenge
 from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES
 from fray.net.transports.sockets import Address
 
@@ -80,52 +75,6 @@ class SocketStream(trio.abc.Stream):
     async def aclose(self) -> None:
         """Do nothing but a checkpoint: the socket belongs to its owner."""
         await trio.lowlevel.checkpoint()
-
-
-class HeadStream(SocketStream):
-    """Stream that ends (by blocking) at the blank line of the peer's HTTP head, unless a client is being rejected."""
-
-    def __init__(self, sock: socket.socket, *, client: bool) -> None:
-        super().__init__(sock)
-        self.surplus = b""
-        self._first_bytes = b"HTTP/1.1 " if client else b"GET "
-        self._client = client
-        self._head = b""
-        self._head_ended = False
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        """Receive bytes of the head.
-
-        Raises:
-            HandshakeLost: end of stream, not HTTP, or more than 16 KiB without a blank line.
-        """
-        # trio-websocket has a task that reads until the connection ends. It must neither take frames nor see an end of
-        # stream.
-        if self._head_ended:
-            await trio.sleep_forever()
-        data = await super().receive_some(4096)
-        before = len(self._head)
-        self._head += data
-        if not data:
-            raise HandshakeLost("the connection was closed during the handshake", foreign=False)
-        # Tested from the first byte on: a different protocol may never send a whole line.
-        if not self._head.startswith(self._first_bytes[: len(self._head)]):
-            raise HandshakeLost("the answer is not HTTP", foreign=True)
-        at = self._head.find(BLANK_LINE)
-        if at < 0 and len(self._head) > HEAD_LIMIT_BYTES:
-            raise HandshakeLost("the HTTP head is too long", foreign=True)
-        # The body of a rejection is part of the answer that trio-websocket reads.
-        if at < 0 or (self._client and not self._head.startswith(b"HTTP/1.1 101")):
-            return data
-        end = at + len(BLANK_LINE)
-        self._head_ended = True
-        # The listener may send its first frame right behind the head, in the same segment.
-        self.surplus = self._head[end:]
-        return self._head[before:end]
-
-    async def aclose(self) -> None:
-        """Report an invalid head, at which trio-websocket closes."""
-        raise HandshakeLost("the answer is not valid HTTP", foreign=True)
 
 
 # Handshakes ----------------------------------------------------------------------------------------------------------
@@ -194,24 +143,6 @@ def _header(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> str | None:
     return None
 
 
-async def client_handshake(
-    sock: socket.socket,
-    address: Address,
-    names: Collection[str],
-    credential: Credential | None,
-    rng: random.Random,
-    binding: str = "",
-) -> bytes:
-    """See `fray.net.transports.local_handshake.client_handshake`."""
-    stream = HeadStream(sock, client=True)
-    with translate_rejection():
-        async with trio.open_nursery() as nursery:
-            await upgrade_as_client(nursery, stream, address, names, credential, rng, binding)
-            # Ends the reader task without a closing handshake; the socket stays open.
-            nursery.cancel_scope.cancel()
-    return stream.surplus
-
-
 @contextmanager
 def translate_rejection() -> Iterator[None]:
     """Raise `UpgradeRejected` for trio-websocket's own error, which is inside its nursery's group."""
@@ -223,13 +154,3 @@ def translate_rejection() -> Iterator[None]:
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         raise UpgradeRejected(cast(ConnectionRejected, first).status_code) from None
-
-
-async def server_handshake(sock: socket.socket, challenge: auth.Challenge) -> tuple[str, bytes] | None:
-    """See `fray.net.transports.local_handshake.server_handshake`."""
-    stream = HeadStream(sock, client=False)
-    async with trio.open_nursery() as nursery:
-        upgraded = await upgrade_as_server(nursery, stream, challenge)
-        # Also after a rejection, whose answer has been sent completely by then.
-        nursery.cancel_scope.cancel()
-    return None if upgraded is None else (upgraded[1], stream.surplus)

@@ -1,10 +1,11 @@
-"""Handshake between processes of one machine: challenge, request, answer, and both ends have proven their key.
+"""Handshake of a connection: challenge, request, answer, and both ends have proven their key.
 
 It is the WebSocket handshake of `fray.net.transports.http_upgrade` without a library: trio-websocket needs 8 ms and 2
-MB of copied pages for it in a process that has just been forked, and this a tenth of that.
+MB of copied pages for it in a process that has just been forked, and twice the time of this one in any other. The tests
+use it as the reference (`tests/support/trio_handshake.py`).
 
-`request_challenge` and `offer_challenge` begin the handshakes between machines, too. There the dialer asks for the
-challenge, so that the whole is HTTP; here the listener sends it at once, which saves a message.
+Between machines the dialer asks for the challenge, so that the whole is HTTP; on a Unix socket the listener sends it at
+once, which saves a message.
 """
 
 from __future__ import annotations
