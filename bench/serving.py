@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,16 +15,20 @@ import trio
 
 
 @asynccontextmanager
-async def other_process(benchmark: str, **environ: str) -> AsyncIterator[dict[str, Any]]:
+async def other_process(
+    benchmark: str, *arguments: str, before: Sequence[str] = (), **environ: str
+) -> AsyncIterator[dict[str, Any]]:
     """Run ``python -m bench.NAME --serve DIRECTORY`` and yield the JSON of its first line; it ends with its standard
     input.
 
     Args:
+        arguments: after the directory.
+        before: command that runs it, such as ``ip netns exec NAME``.
         environ: environment variables besides those of this process.
     """
     with tempfile.TemporaryDirectory(prefix="fray-bench-") as directory:
         process = subprocess.Popen(  # noqa: ASYNC220 - brief
-            [sys.executable, "-m", f"bench.{benchmark}", "--serve", directory],
+            [*before, sys.executable, "-m", f"bench.{benchmark}", "--serve", directory, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **environ},

@@ -67,7 +67,7 @@ class Impostor:
 
     async def _converse(self, stream: trio.SocketStream) -> None:
         announced = await head_of(stream)
-        own = http_upgrade.write_challenge(auth.write_challenge("0" * auth.NONCE_LENGTH))
+        own = http_upgrade.write_challenge(auth.write_challenge("0" * 2 * auth.NONCE_BYTES))
         if not self.victim:
             await stream.send_all(own)
             self.requests.append(await head_of(stream))
