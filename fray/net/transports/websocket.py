@@ -1,5 +1,7 @@
-"""Dial and listen over TCP and Unix sockets: a WebSocket handshake, then `WebSocketTransport`. With TLS all of it is
-inside TLS."""
+"""Dial and listen over TCP and Unix sockets: a WebSocket handshake, then `WebSocketTransport`.
+
+With TLS all of it is inside TLS.
+"""
 
 from __future__ import annotations
 
