@@ -22,6 +22,6 @@ def test_the_peers_stand_on_the_same_versions_as_fray_does() -> None:
 
 def test_every_peer_that_can_be_named_is_pinned_and_every_pin_has_hashes() -> None:
     text = (ROOT / "bench/peers.txt").read_text()
-    assert {"ray", "xoscar", "distributed", "trio", "trio-websocket", "cloudpickle"} <= pins("bench/peers.txt").keys()
+    assert {"ray", "xoscar", "distributed", "trio", "cloudpickle"} <= pins("bench/peers.txt").keys()
     assert all("--hash=sha256:" in lines for lines in re.split(r"\n(?=\S)", text))
     assert "://" not in text, "the pins name no index"
