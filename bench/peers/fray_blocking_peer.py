@@ -8,7 +8,7 @@ from fray.blocking import WorkerPool, open_cluster
 
 class FrayBlocking(Peer):
     name = "fray_blocking"
-    packages = ("trio", "trio-websocket")
+    packages = ("trio",)
     body = LoopEcho
 
     async def start(self):

@@ -12,7 +12,7 @@ from bench.peers.bodies import LoopEcho
 
 class Fray(Peer):
     name = "fray"
-    packages = ("trio", "trio-websocket")
+    packages = ("trio",)
     notes: ClassVar = {
         "fault": "max_restarts=-1; the caller marks its call as idempotent, as ray's max_task_retries does"
     }

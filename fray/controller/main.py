@@ -59,7 +59,7 @@ def _report_error(error: Exception, status: int) -> int:
 
 async def _serve(options: Options, policy: Policy) -> None:
     """Serve until SIGTERM or SIGINT. Peers see a lost connection and wait for the next controller."""
-    # Here, so that `fray-controller --help` and bad usage need not wait for the import of trio-websocket.
+    # Here, so that `fray-controller --help` and bad usage need not wait for the import of the network.
     from fray.net.transports.websocket import WebSocketNetwork
 
     store = Store(options.store)

@@ -82,7 +82,7 @@ async def serve_daemon(config: NodeConfig, zygote: ForkedZygote | None = None) -
     mark = process_mark()
     config = evolve(config, boot_id=mark.boot_id, process=mark, state_id=state_id(Path(config.state_dir)))
     offered = Counter(device.kind for device in config.capacity.devices)
-    # Importing trio-websocket takes 40 ms, and connections on one machine do without it.
+    # Importing what checks certificates takes time, and connections on one machine do without it.
     warm = (
         *PRELOAD,
         *(WARM_AMONG_MACHINES if config.networked or config.controller.startswith(("tcp:", "tls:")) else ()),

@@ -4,9 +4,9 @@ A message that is already there is returned, and a message that the kernel takes
 a call's latency is mostly checkpoints and framing. A receiver that got several full buffers in a row lets other tasks
 run.
 
-trio-websocket does handshakes only: an echo through it takes longer than a whole call here, a message one byte over its
-limit is sent and then kills the connection, a reader that lags stops answering pings, and closing waits 60 s for a
-frozen peer.
+Not trio-websocket, with which the tests speak to it: an echo through it takes longer than a whole call here, a message
+one byte over its limit is sent and then kills the connection, a reader that lags stops answering pings, and closing
+waits 60 s for a frozen peer.
 """
 
 from __future__ import annotations
