@@ -137,7 +137,7 @@ def test_a_signal_ends_it_in_order_with_status_zero(daemons: Any, store: str, nu
         (["--advertise", "fray://lab.example"], "expected HOST or HOST:PORT, as drivers dial it"),
         (["--listen", "8.8.8.8:0", "--insecure"], "is a public address (8.8.8.8), where --insecure is refused"),
         (["--ca-cert", "/nonexistent"], "--ca-cert and --ca-key belong together"),
-        (["--token-file", "/nonexistent/token"], "cannot read the token file /nonexistent/token"),
+        (["--token-file", "/nonexistent/token"], "the token file /nonexistent/token cannot be read"),
     ],
 )
 def test_mistakes_are_reported_in_one_line(daemons: Any, store: str, arguments: list[str], said: str) -> None:
