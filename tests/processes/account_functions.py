@@ -53,9 +53,9 @@ class Owner:
     def double(self, data: bytes) -> bytes:
         return data + data
 
-    def save(self) -> None:
+    async def save(self) -> None:
         self.saved += 1
-        fray.current_actor().checkpoint_nowait()
+        await fray.current_actor().checkpoint()
 
     def __fray_checkpoint__(self) -> int:
         return self.saved
