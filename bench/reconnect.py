@@ -45,6 +45,7 @@ class Fleet:
         self.directory, self.log, self.nodes = directory, directory / "log", 0
         self.processes: list[subprocess.Popen[bytes]] = []
         self.start_controller()
+        self.wait_for("controller started", 1)
 
     def start(self, module: str, *arguments: str) -> None:
         environ = {key: value for key, value in os.environ.items() if key != "FRAY_TOKEN"}
@@ -58,7 +59,6 @@ class Fleet:
     def start_controller(self) -> None:
         self.start("fray.controller.main", "--listen", self.address, "--store", str(self.directory / "store"))
         self.controller = self.processes[-1]
-        self.wait_for("controller started", 1)
 
     def start_nodes(self, count: int) -> None:
         for first in range(0, count, STARTED_TOGETHER):
@@ -75,8 +75,7 @@ class Fleet:
         self.controller.kill()
         self.controller.wait()
         began = time.perf_counter()
-        self.start("fray.controller.main", "--listen", self.address, "--store", str(self.directory / "store"))
-        self.controller = self.processes[-1]
+        self.start_controller()
         self.wait_for(JOINED, before + self.nodes)
         return time.perf_counter() - began
 

@@ -76,7 +76,7 @@ def split_group(self: TrajectoryStore, group: Any) -> Any:
 
 
 def age_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(RunState, "_may_train", lambda self, segments: self.record.weights.line.age(segments) is not None)
+    patch.setattr(WeightSchedule, "is_usable", lambda self, segments: self.line.age(segments) is not None)
 
 
 def the_gate_stays_open(patch: pytest.MonkeyPatch) -> None:

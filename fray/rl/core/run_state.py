@@ -36,7 +36,7 @@ from fray.rl.core.leases import Lease, LeaseTable
 from fray.rl.core.run_record import EQUAL_REWARDS, VALIDATION, RunPlan, RunRecord, StalePolicy
 from fray.rl.core.tasks import RolloutTask
 from fray.rl.core.trajectory_store import Sample, SampleGroup
-from fray.rl.core.versions import Gate, VersionName
+from fray.rl.core.versions import Gate, Segment, VersionName
 
 
 class PutAnswer(Enum):
@@ -125,7 +125,7 @@ class RunState:
         weights = record.weights
         if weights.gate is not Gate.OPEN:
             return NoTask("the trainer trains" if weights.gate is Gate.TRAINING else "the servers receive weights")
-        if not self._may_train([(weights.rollout, 0)]):
+        if self._treatment([(weights.rollout, 0)]) is not StalePolicy.KEEP:
             return NoTask(f"the servers have version {weights.rollout}, too old beside {weights.line.current}")
         if not record.waiting and not self._load_batch():
             return self._no_task()
@@ -151,19 +151,16 @@ class RunState:
             return PutAnswer.FAIL
         if len(samples) != lease.task.samples or len(keys) != len(samples):
             raise ValueError(f"{len(samples)} samples and {len(keys)} keys for a task of {lease.task.samples} samples")
-        weights, plan = self.record.weights, self.record.plan
-        segments = [segment for sample in samples for segment in sample.segments]
-        is_known = weights.line.age(segments) is not None
-        if weights.gate is not Gate.OPEN or not is_known or not self._may_train(segments):
-            self._leases.close(number)
-            if plan.stale is StalePolicy.DROP and is_known and weights.gate is Gate.OPEN:
-                self._add(TaskDropped(lease.task, "stale"))
-                return PutAnswer.SUCCESS
+        self._leases.close(number)
+        treatment = self._treatment([segment for sample in samples for segment in sample.segments])
+        if treatment is StalePolicy.REQUEUE or self.record.weights.gate is not Gate.OPEN:
             self._add(TaskFailed(lease.task, "stale", RetryCost.NOTHING))
             return PutAnswer.RE_ROLLOUT
-        self._leases.close(number)
+        if treatment is StalePolicy.DROP:
+            self._add(TaskDropped(lease.task, "stale"))
+            return PutAnswer.SUCCESS
         self._add(SamplesAccepted(tuple(samples), tuple(keys)))
-        if plan.drop_equal_rewards:
+        if self.record.plan.drop_equal_rewards:
             self._replace_equal_rewards()
         return PutAnswer.SUCCESS
 
@@ -185,9 +182,8 @@ class RunState:
             self._validation_leases.close(number)
             self._fail_validation(lease.task, reason)
         elif (lease := self._leases.get(number)) is not None:
-            self._leases.close(number)
             is_last = self.record.attempts[lease.task.task_id] + 1 >= self.record.plan.max_attempts
-            self._add(TaskDropped(lease.task, reason) if is_last else TaskFailed(lease.task, reason, RetryCost.ATTEMPT))
+            self._give_back(lease, reason, RetryCost.ATTEMPT, is_last)
 
     def lose_worker(self, worker: str) -> None:
         """Give back what a worker had whose process or machine was lost."""
@@ -195,11 +191,9 @@ class RunState:
             self._validation_leases.close(lease.number)
             heapq.heappush(self._validation_waiting, lease.task)
         for lease in self._leases.of_worker(worker):
-            self._leases.close(lease.number)
             # An episode that ends its process each time would otherwise be rolled out for ever.
             is_last = self.record.losses[lease.task.task_id] + 1 >= self.record.plan.max_losses
-            reason = "worker_lost"
-            self._add(TaskDropped(lease.task, reason) if is_last else TaskFailed(lease.task, reason, RetryCost.WORKER))
+            self._give_back(lease, "worker_lost", RetryCost.WORKER, is_last)
 
     def expire(self, now: float) -> None:
         """Give back the tasks whose leases have expired; it counts as an attempt."""
@@ -224,7 +218,7 @@ class RunState:
                     return None
                 continue
             groups, lost = record.store.choose()
-            self._add(BatchTaken(tuple(sample.sample_id for group in groups for sample in group.samples), lost))
+            self._add(BatchTaken(tuple(sample_id for group in groups for sample_id in group.sample_ids), lost))
             if groups:
                 return record.training
             # All of its samples were dropped: there is nothing to train.
@@ -313,6 +307,10 @@ class RunState:
         self.entries.append(entry)
         self.record.apply(entry)
 
+    def _give_back(self, lease: Lease, reason: str, cost: RetryCost, is_last: bool) -> None:
+        self._leases.close(lease.number)
+        self._add(TaskDropped(lease.task, reason) if is_last else TaskFailed(lease.task, reason, cost))
+
     def _load_batch(self) -> bool:
         record = self.record
         if record.is_held or not record.plan.order.has_batch(record.loaded):
@@ -337,24 +335,25 @@ class RunState:
         open_ = [one for one in record.waiting if one[1].group_id in accepted or one[1].group_id in leased]
         return min(open_)[1] if open_ else None
 
-    def _may_train(self, segments: Sequence[tuple[VersionName, int]]) -> bool:
-        if self.record.plan.stale is StalePolicy.KEEP:
-            return self.record.weights.line.age(segments) is not None
-        return self.record.weights.is_usable(segments)
+    def _treatment(self, segments: Sequence[Segment]) -> StalePolicy:
+        """Return whether samples of these versions are kept for training, rolled out again or dropped."""
+        weights = self.record.weights
+        if weights.is_usable(segments):
+            return StalePolicy.KEEP
+        # Of a lost version: whatever the policy is, it is not the task that was too slow.
+        return StalePolicy.REQUEUE if weights.line.age(segments) is None else self.record.plan.stale
 
     def _refuse_stale(self) -> None:
         for group in self.record.store.complete:
-            if not self._may_train(group.segments):
-                is_known = self.record.weights.line.age(group.segments) is not None
-                again = self.record.plan.stale is not StalePolicy.DROP or not is_known
-                self._add(GroupRefused(tuple(sample.sample_id for sample in group.samples), "stale", again))
+            treatment = self._treatment(group.segments)
+            if treatment is not StalePolicy.KEEP:
+                self._add(GroupRefused(group.sample_ids, "stale", again=treatment is StalePolicy.REQUEUE))
 
     def _replace_equal_rewards(self) -> None:
         record = self.record
         for group in record.store.complete:
             if group.has_equal_rewards and record.replaced_groups < record.plan.max_replaced_groups:
-                ids = tuple(sample.sample_id for sample in group.samples)
-                self._add(GroupRefused(ids, EQUAL_REWARDS, again=False))
+                self._add(GroupRefused(group.sample_ids, EQUAL_REWARDS, again=False))
 
     @property
     def _is_batch_finished(self) -> bool:

@@ -62,6 +62,10 @@ class SampleGroup:
         return len(self.samples) + self.missing.total()
 
     @property
+    def sample_ids(self) -> tuple[str, ...]:
+        return tuple(sample.sample_id for sample in self.samples)
+
+    @property
     def tasks(self) -> list[RolloutTask]:
         return sorted({sample.task for sample in self.samples})
 
@@ -195,7 +199,7 @@ class TrajectoryStore:
         """
         wanted, taken = set(sample_ids), []
         for group in self.complete:
-            if members := wanted & {sample.sample_id for sample in group.samples}:
+            if members := wanted.intersection(group.sample_ids):
                 wanted -= members
                 self._complete.remove(group)
                 taken.append(group)
