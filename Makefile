@@ -5,8 +5,10 @@
 PY := .venv/bin/python
 TEST_WORKERS ?= $(shell nproc)
 PYTEST := $(PY) -m pytest
-# What torch itself requires, without the CUDA packages that the build for CPUs does without.
-TORCH_NEEDS := filelock\nfsspec\njinja2\nnetworkx\nsetuptools\nsympy\ntyping-extensions\n
+# What torch itself requires, without the CUDA packages that the build for CPUs does without, and what fray.rl and its tests
+# import beside it (torch itself must not be resolved here).
+RL_NEEDS := filelock\nfsspec\njinja2\nnetworkx\nsetuptools\nsympy\ntyping-extensions\nhttpx\nhypercorn\nnumpy\nomegaconf\n
+RL_NEEDS := $(RL_NEEDS)openai\nrich\nsafetensors\nstarlette\ntokenizers\ntransformers\n
 PARALLEL := -n $(TEST_WORKERS) --dist loadgroup
 
 .PHONY: help demo test test-all test-rl network lint docs campaign bench peers clean constraints venv
@@ -84,7 +86,7 @@ constraints:
 		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o constraints-test.txt
 	uv pip compile pyproject.toml --extra docs -c constraints.txt -c constraints-test.txt --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o constraints-docs.txt
-	printf '$(TORCH_NEEDS)' | uv pip compile - -c constraints.txt -c constraints-test.txt -c constraints-docs.txt --universal \
+	printf '$(RL_NEEDS)' | uv pip compile - -c constraints.txt -c constraints-test.txt -c constraints-docs.txt --universal \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o constraints-rl.txt
 	printf 'ray\nxoscar\nuvloop\ndistributed\nnumpy\n' | uv pip compile pyproject.toml - -c constraints.txt --universal \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o bench/peers.txt

@@ -79,7 +79,7 @@ ALONE_OPENS: dict[str, str | tuple[str, ...]] = {
     "google": "controller/providers/tpu_api.py",
     "grpc": "controller/providers/tpu_api.py",
     "ray": "v2/ray_backend/",
-    "torch": ("rl/train/", "runtime/serialization/tensors.py"),
+    "torch": ("rl/tensors/", "runtime/serialization/tensors.py"),
     "iris": "v2/iris",
 }
 PUT_TOGETHER = ("testing", "deploy", "cli")
@@ -186,7 +186,7 @@ def test_nothing_is_called_utils() -> None:
         ("model/ids.py", "import random\nx = random.choice('ab')", "draws from random.choice"),
         ("net/channel/session.py", "def f():\n    from time import monotonic", "is pure, but imports time.monotonic"),
         ("runtime/calls/caller.py", "import cloudpickle", "opened by fray/runtime/serialization/pickling.py alone"),
-        ("rl/core/leases.py", "import torch", "fray/rl/train/ and fray/runtime/serialization/tensors.py alone"),
+        ("rl/core/leases.py", "import torch", "fray/rl/tensors/ and fray/runtime/serialization/tensors.py alone"),
         ("api/cluster.py", "from fray.deploy import local", "api must not import fray.deploy.local"),
         ("node/main.py", "import fray", "node must not import fray"),
         ("model/messages/calls.py", "open('/etc/passwd')", "opens a file"),
@@ -306,7 +306,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("embedded_main", "main"),
         ("__main__",),
     ),
-    "rl": (("core", "nexrl_types"), ("train",)),
+    "rl": (("core", "nexrl_types"), ("tensors",)),
     "runtime": (
         (
             "background",

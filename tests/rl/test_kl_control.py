@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fray.rl.train.kl_control import AdaptiveKlController, FixedKlController
+from fray.rl.tensors.kl_control import AdaptiveKlController, FixedKlController
 
 
 def test_a_fixed_coefficient_stays() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fray.rl.train.token_tensors import unknown_option
+from fray.rl.tensors.token_tensors import unknown_option
 
 LOW_VAR_LOG_RATIO_LIMIT = 5.0
 """Limit of the difference in ``low_var_kl``: above it the estimate only repeats that the policies differ."""

@@ -14,9 +14,9 @@ torch = pytest.importorskip("torch", reason="needs torch: make test-rl")
 
 from loss_reference import aggregated, token_loss  # noqa: E402
 
-from fray.rl.train.aggregation import denominator_of  # noqa: E402
-from fray.rl.train.corrections import reject, truncate  # noqa: E402
-from fray.rl.train.losses import LOSSES, LossInputs, clip, policy_loss  # noqa: E402
+from fray.rl.tensors.aggregation import denominator_of  # noqa: E402
+from fray.rl.tensors.corrections import reject, truncate  # noqa: E402
+from fray.rl.tensors.losses import LOSSES, LossInputs, clip, policy_loss  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -1,4 +1,4 @@
-"""Training on tensors: the one folder of `fray.rl` that imports torch.
+"""What `fray.rl` computes with tensors: the one folder of it that imports torch.
 
 Upwards, each may import those above it:
 

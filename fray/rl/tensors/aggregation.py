@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fray.rl.train.token_tensors import counted, unknown_option, zero_elsewhere
+from fray.rl.tensors.token_tensors import counted, unknown_option, zero_elsewhere
 
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "constant-length")
 """Names that `aggregate` knows."""

@@ -10,8 +10,8 @@ import attrs
 import torch
 from torch import Tensor
 
-from fray.rl.train.kl import mismatch_k3
-from fray.rl.train.token_tensors import (
+from fray.rl.tensors.kl import mismatch_k3
+from fray.rl.tensors.token_tensors import (
     as_numbers,
     counted,
     mean_over,

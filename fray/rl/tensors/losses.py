@@ -14,10 +14,10 @@ import attrs
 import torch
 from torch import Tensor
 
-from fray.rl.train.aggregation import aggregate
-from fray.rl.train.corrections import Correction
-from fray.rl.train.kl import mismatch_k3
-from fray.rl.train.token_tensors import (
+from fray.rl.tensors.aggregation import aggregate
+from fray.rl.tensors.corrections import Correction
+from fray.rl.tensors.kl import mismatch_k3
+from fray.rl.tensors.token_tensors import (
     as_numbers,
     counted,
     mean_over,
@@ -189,10 +189,10 @@ def policy_loss(
         inputs: tensors of the batch, or of a part of it.
         loss: one of `LOSSES`, or a function of `LossInputs` and ``options`` that returns the loss of each token,
             `[batch, tokens]`, and a dict of metrics of shape `[]`.
-        aggregation: how tokens make one loss (`fray.rl.train.aggregation.aggregate`).
+        aggregation: how tokens make one loss (`fray.rl.tensors.aggregation.aggregate`).
         length: number of tokens of aggregation ``constant-length``.
         denominator: that of the whole batch, if ``inputs`` are a part of it; counted after the correction.
-        correction: of `fray.rl.train.corrections`: the loss of each token is multiplied by its weight; rejected tokens
+        correction: of `fray.rl.tensors.corrections`: the loss of each token is multiplied by its weight; rejected tokens
             are left out, of the denominator too.
         options: those of the loss.
 

@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch", reason="needs torch: make test-rl")
 
 from loss_reference import aggregated, kl, ratios  # noqa: E402
 
-from fray.rl.train.aggregation import AGGREGATIONS, aggregate  # noqa: E402
-from fray.rl.train.corrections import LEVELS, reject, truncate  # noqa: E402
-from fray.rl.train.kl import ESTIMATORS, kl_divergence, mismatch_k3  # noqa: E402
+from fray.rl.tensors.aggregation import AGGREGATIONS, aggregate  # noqa: E402
+from fray.rl.tensors.corrections import LEVELS, reject, truncate  # noqa: E402
+from fray.rl.tensors.kl import ESTIMATORS, kl_divergence, mismatch_k3  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
