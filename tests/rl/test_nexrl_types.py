@@ -172,6 +172,8 @@ def test_roles_have_the_names_of_nexrl() -> None:
 
 
 def test_importing_the_types_loads_neither_torch_nor_numpy() -> None:
-    program = "import sys, fray.rl.nexrl_types, fray.rl.tensors.kl_control; print({'torch', 'numpy'} & set(sys.modules))"
+    program = (
+        "import sys, fray.rl.nexrl_types, fray.rl.tensors.kl_control; print({'torch', 'numpy'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -1,4 +1,4 @@
-"""What `fray.rl` computes with tensors: the one folder of it that imports torch.
+"""Computations of `fray.rl` with tensors: the one folder of it that imports torch.
 
 Upwards, each may import those above it:
 

@@ -192,8 +192,8 @@ def policy_loss(
         aggregation: how tokens make one loss (`fray.rl.tensors.aggregation.aggregate`).
         length: number of tokens of aggregation ``constant-length``.
         denominator: that of the whole batch, if ``inputs`` are a part of it; counted after the correction.
-        correction: of `fray.rl.tensors.corrections`: the loss of each token is multiplied by its weight; rejected tokens
-            are left out, of the denominator too.
+        correction: of `fray.rl.tensors.corrections`: the loss of each token is multiplied by its weight; rejected
+            tokens are left out, of the denominator too.
         options: those of the loss.
 
     Raises:
