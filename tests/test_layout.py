@@ -306,7 +306,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("embedded_main", "main"),
         ("__main__",),
     ),
-    "rl": (("core", "nexrl_types"), ("tensors",)),
+    "rl": (("core", "nexrl_types", "weights_table"), ("train",), ("tensors",)),
     "runtime": (
         (
             "background",

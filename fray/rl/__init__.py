@@ -4,10 +4,10 @@ Upwards, each may import those above it:
 
 - `core`: what decides, without torch, Trio, clocks and files: tasks and leases, groups and batches, versions of the
   weights, states of the inference servers, advantages. A simulation with faults runs the same code.
-
-- `tensors`: losses, KL divergences and corrections; the only folder that imports torch.
 - `nexrl_types`: trajectories and batches, of lists, NumPy arrays or tensors, with their padding.
+- `weights_table`: where each tensor is in a flat buffer of weights.
+- `train`: settings of a trainer.
+- `tensors`: losses, models and the trainer itself; the only folder that imports torch.
 
-What acts on these decisions (actors, inference servers, trainers) is built above it. Importing this package loads
-neither torch nor the rest of Fray.
+What acts on these decisions (actors) is built above it. Importing this package loads neither torch nor Trio.
 """

@@ -7,4 +7,5 @@ Upwards, each may import those above it:
 - `aggregation`: one loss of the losses of tokens; `kl`: KL divergence of each token; `corrections`: weights of tokens
   whose policy differs from the one that generated them.
 - `losses`: policy losses.
+- `flat_weights`: weights of a model in one flat buffer.
 """
