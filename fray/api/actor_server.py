@@ -11,8 +11,8 @@ from attrs import evolve
 from fray.api.cluster import Cluster
 from fray.errors import FrayError
 from fray.model.ids import ActorId, check_name, mint
-from fray.model.messages.client import ActorEndpoint, Register, Unregister
-from fray.runtime.actors.endpoints import make_endpoint
+from fray.model.messages.client import ActorEndpoint
+from fray.runtime.actors.endpoints import make_endpoint, registrations_of
 from fray.runtime.actors.server import EVERYWHERE, host_of
 
 AUTO = "auto"
@@ -113,7 +113,7 @@ class ActorServer:
         )
         endpoint = make_endpoint(self._runtime, actor_id, name, number, metadata)
         try:
-            await self._runtime.client.request(Register(endpoint=endpoint))
+            await registrations_of(self._runtime).add(endpoint)
         except BaseException:
             host.unregister(number)
             raise
@@ -125,7 +125,7 @@ class ActorServer:
         for actor_id, endpoint in list(self._endpoints.items()):
             if name in (endpoint.name, actor_id):
                 del self._endpoints[actor_id]
-                await self._runtime.client.request(Unregister(actor_id=actor_id))
+                await registrations_of(self._runtime).remove(actor_id)
                 host_of(self._runtime).unregister(endpoint.number)
 
     async def serve(self) -> None:
@@ -147,7 +147,7 @@ class ActorServer:
     async def _retire(self, endpoint: ActorEndpoint, grace_s: float) -> None:
         with trio.move_on_after(UNREGISTER_WITHIN_S):
             try:
-                await self._runtime.client.request(Unregister(actor_id=endpoint.actor_id))
+                await registrations_of(self._runtime).remove(endpoint.actor_id)
             except FrayError:
                 pass  # the connection has ended, and the registration with it
         await host_of(self._runtime).drain(endpoint.number, grace_s)

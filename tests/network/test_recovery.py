@@ -177,6 +177,25 @@ def test_new_actors_of_a_machine_with_a_new_address_are_dialed_there(lab: Labora
         assert lab.seen()["laptop to n1"] > before, "calls are relayed"
 
 
+def test_actors_of_a_machine_with_a_new_address_are_dialed_there_by_new_callers(lab: Laboratory, times: Times) -> None:
+    with open_test_cluster(lab, "n1") as cluster:
+        cluster.open_driver(lab.host("laptop")).do("create", "ledger")
+        lab.host("other")
+        changed_at = time.monotonic()
+        lab.hosts["n1"].change_address("10.77.0.201")
+        while True:
+            # Each is a new caller: one that is connected by the relay stays there.
+            other = cluster.open_driver(lab.hosts["other"])
+            other.do("find", "ledger")
+            before = lab.seen().get("other to n1", 0)
+            began = time.monotonic()
+            other.do("calls", "ledger", "x", 1.0)
+            if lab.seen().get("other to n1", 0) > before:
+                break
+            other.program.kill()
+        times.check("an actor of a machine with a new address is dialed there", began - changed_at, 30.0)
+
+
 def test_a_stream_fills_a_long_path(lab: Laboratory, times: Times) -> None:
     with open_test_cluster(lab, "n1") as cluster:
         driver = cluster.open_driver(lab.host("laptop"))

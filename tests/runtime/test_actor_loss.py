@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from attrs import evolve
 
 from fray.errors import (
     ActorDied,
@@ -137,6 +138,19 @@ async def test_a_host_holds_calls_back_while_their_caller_settles_nothing(
         assert not held.done()
         peer._channel.send_nowait(Kind.SETTLED, 0, peer.table.take_settled(force=True))
         assert await held == 2
+
+
+async def test_a_connection_is_made_again_at_the_address_that_the_directory_names_now(autojump_clock: Any) -> None:
+    async with open_stage() as stage:
+        counter, endpoint = await keyed(stage, Counter())
+        assert await counter.call("add") == 1
+        # The machine has another address: nothing answers at the first one any more.
+        await stage.hosts["h1"]._open("memory:elsewhere")
+        stage.network.cut("driver", "h1")
+        stage.directory.say(KEY, evolve(endpoint, addresses=("memory:elsewhere",)))
+        stage.network.drop("driver")
+        with trio.fail_after(10):
+            assert await counter.call("add") == 2
 
 
 # Death ---------------------------------------------------------------------------------------------------------------

@@ -10,12 +10,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import trio
+from attrs import evolve
 
 import fray
+from fray.model.messages.client import ActorEndpoint
 from fray.net.transport import Credential
 from fray.net.transports.websocket import WebSocketNetwork
 from fray.runtime.actors.server import ActorHostServer, host_of
 from fray.runtime.calls.wire import CALLER_KEY_ID
+from fray.runtime.runtime import Runtime
 
 
 @asynccontextmanager
@@ -100,6 +103,50 @@ async def test_an_actor_server_has_an_address_for_other_machines_where_they_reac
                 pool = resolver.lookup("adder")
                 await pool.wait_for_size(1, timeout=5)
                 assert await pool.call().add(1, 2) == 3
+
+
+async def test_actors_are_registered_again_when_the_controller_sees_their_process_elsewhere() -> None:
+    async with fray.open_cluster("local", logs=False) as cluster:
+        runtime = cluster._runtime
+        host = host_of(runtime)
+        own = "127.0.0.2"
+        host.is_networked, host.advertise = True, lambda: own
+        async with fray.ActorServer(cluster) as server, open_watch(runtime, "adder") as reports:
+            await server.register("adder", Adder(), metadata={"kind": "sum"})
+            await server.register("removed", Adder())
+            await server.unregister("removed")
+            before = await report_of(reports, host.addresses)
+
+            own = "127.0.0.3"
+            # As the welcome of a new connection says it.
+            runtime.client._channel.seen_from = own
+            runtime.client.on_resumed()
+            after = await report_of(reports, host.addresses)
+            assert after == evolve(before, addresses=host.addresses)
+            assert host.addresses[1].startswith("tls:127.0.0.3:")
+            assert await cluster.list_actors("removed") == []
+        assert await cluster.list_actors("adder") == []
+
+
+@asynccontextmanager
+async def open_watch(runtime: Runtime, name: str) -> AsyncIterator[trio.MemoryReceiveChannel[ActorEndpoint]]:
+    """Endpoints of ``name``, as the registry reports them."""
+    send, receive = trio.open_memory_channel[ActorEndpoint](100)
+    unwatch = runtime.client.names.watch(
+        f"name:{runtime.namespace}/{name}", lambda names, blobs: [send.send_nowait(each) for each in names.endpoints]
+    )
+    yield receive
+    unwatch()
+
+
+async def report_of(
+    reports: trio.MemoryReceiveChannel[ActorEndpoint], addresses: tuple[str, ...]
+) -> ActorEndpoint | None:
+    with trio.fail_after(5):
+        async for endpoint in reports:
+            if endpoint.addresses == addresses:
+                return endpoint
+    return None
 
 
 def find_port() -> int:

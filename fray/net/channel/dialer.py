@@ -134,7 +134,7 @@ def is_final(error: FrayError) -> bool:
 
 async def run_dialed(
     network: Network,
-    addresses: Sequence[str],
+    addresses: Sequence[str] | Callable[[], Sequence[str]],
     credential: AnyCredential,
     *,
     greeting: Callable[[], bytes],
@@ -152,6 +152,7 @@ async def run_dialed(
     (after `Handler.on_end`). If it is cancelled it sends queued frames and its goodbye, within 1 s.
 
     Args:
+        addresses: a function is called before each round over them: the peer may have other ones then.
         greeting: called for each hello; passed to the listener's ``on_greeting`` when it does not know the session.
         handler: handler of the channel; or a function that makes one for it.
         incarnation: incarnation of this process.
@@ -163,7 +164,7 @@ async def run_dialed(
     """
     dialer = _Dialer(
         network=network,
-        addresses=tuple(addresses),
+        find_addresses=addresses if callable(addresses) else lambda: addresses,
         credential=credential,
         greeting=greeting,
         handler=handler,
@@ -199,7 +200,7 @@ def _do_nothing() -> None:
 @define(kw_only=True)
 class _Dialer:
     network: Network
-    addresses: tuple[str, ...]
+    find_addresses: Callable[[], Sequence[str]]
     credential: AnyCredential
     greeting: Callable[[], bytes]
     handler: Handler | HandlerFactory
@@ -223,6 +224,7 @@ class _Dialer:
     answered: set[str] = field(factory=set)
     """Addresses at which the listener has answered before."""
     direct: tuple[str, ...] = ()
+    """Addresses of this round, apart from those of the relay."""
     by_relay: tuple[str, ...] = ()
     kept: Connection | None = None
     """A silent connection beside which another is dialed."""
@@ -230,10 +232,6 @@ class _Dialer:
     """Time when a connection was lost beside which another was being dialed."""
     _before_hello: Callable[[], None] = _do_nothing
     _scope: trio.CancelScope = field(factory=trio.CancelScope)
-
-    def __attrs_post_init__(self) -> None:
-        self.direct = tuple(address for address in self.addresses if not is_relayed(address))
-        self.by_relay = tuple(address for address in self.addresses if is_relayed(address))
 
     async def run(self, task_status: trio.TaskStatus[Channel]) -> None:
         try:
@@ -383,6 +381,7 @@ class _Dialer:
             # At least one round is made, also after a suspension that has used up all the time.
             if last is not None and self._remaining_s(since) <= 0:
                 raise self._give_up_error(last)
+            self.direct, self.by_relay = self._split_addresses()
             round_ = _ConnectAttempt()
             await (self._race(round_, since) if self.by_relay and self.direct else self._try_all(round_, since))
             if round_.connected is not None:
@@ -398,6 +397,12 @@ class _Dialer:
                 raise outcome.error
             self.failures += 1
             last = outcome.error
+
+    def _split_addresses(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the direct addresses of the peer at present, and those of the relay."""
+        addresses = self.find_addresses()
+        by_relay = tuple(filter(is_relayed, addresses))
+        return tuple(address for address in addresses if address not in by_relay), by_relay
 
     def _waiting_since(self) -> float:
         """Return the time from which ``give_up_s`` counts."""
@@ -425,7 +430,7 @@ class _Dialer:
         return late_s if late_s > SUSPENDED_S else 0.0
 
     async def _try_all(self, round_: _ConnectAttempt, since: float) -> None:
-        await self._try(round_, self.addresses, since)
+        await self._try(round_, self.direct + self.by_relay, since)
 
     async def _race(self, round_: _ConnectAttempt, since: float) -> None:
         """Try direct addresses first, and the relay in parallel when none has answered for `RELAY_AFTER_S`."""
@@ -509,10 +514,11 @@ class _Dialer:
         return max(0.0, max(since, self.lost_at) + self.policy.give_up_s - trio.current_time())
 
     def _give_up_error(self, last: FrayError) -> FrayError:
-        where = ", ".join(self.addresses)
+        addresses = self.direct + self.by_relay
+        where = ", ".join(addresses)
         error = Unreachable(
             f"no connection to {where} for {self.policy.give_up_s} s; the last attempt: {last}",
-            addresses=list(self.addresses),
+            addresses=list(addresses),
             give_up_s=self.policy.give_up_s,
         )
         error.__cause__ = last

@@ -20,10 +20,10 @@ from attrs import evolve, frozen
 
 from fray.errors import ActorDied, FrayError
 from fray.model.ids import light_actor_id
-from fray.model.messages.client import ActorEndpoint, Register, Unregister
+from fray.model.messages.client import ActorEndpoint
 from fray.model.restart_policy import RestartCounter
 from fray.model.specs import ActorConfig
-from fray.runtime.actors.endpoints import make_endpoint
+from fray.runtime.actors.endpoints import make_endpoint, registrations_of
 from fray.runtime.actors.lifecycle import (
     ActorLifecycle,
     ShutdownRequest,
@@ -217,7 +217,7 @@ class LightActorHost:
     async def _register(self, actors: Sequence[LightActor]) -> None:
         try:
             for actor in actors:
-                await self.runtime.client.request(Register(endpoint=actor.endpoint(), exclusive=True))
+                await registrations_of(self.runtime).add(actor.endpoint(), exclusive=True)
         # All or none: those that have got their names give them back.
         except FrayError:
             for actor in actors:
@@ -307,7 +307,7 @@ class LightActor:
         if self._batch.registered:
             with trio.move_on_after(UNREGISTER_S):
                 try:
-                    await self._host.runtime.client.request(Unregister(actor_id=self.actor_id))
+                    await registrations_of(self._host.runtime).remove(self.actor_id)
                 except FrayError:
                     pass  # the conversation has ended, and the name with it
 

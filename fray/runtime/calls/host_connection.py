@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any, Generic, Protocol, TypeVar
 
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from fray.errors import ActorDied, ChannelClosed, ChannelFull, FrayError, Refused
 from fray.model.ids import SessionId
@@ -252,7 +252,7 @@ class HostConnection:
             with self._scope:
                 await run_dialed(
                     self._owner.network,
-                    endpoint.addresses,
+                    lambda: self._endpoint.addresses,
                     credential,
                     greeting=self._greeting,
                     handler=self._attach,
@@ -286,6 +286,10 @@ class HostConnection:
     def serves(self, endpoint: ActorEndpoint, target: int) -> bool:
         """Return whether a binding to ``target`` here is a binding to ``endpoint``."""
         return self.ended is None and self.incarnation == endpoint.incarnation and target == endpoint.number
+
+    def move(self, endpoint: ActorEndpoint) -> None:
+        """Dial the addresses of ``endpoint``, a newer one of the same host, from the next dial on."""
+        self._endpoint = evolve(self._endpoint, addresses=endpoint.addresses)
 
     def may_have_received(self, call: CallFuture) -> bool:
         """Return whether the host may have received a call that was sent."""

@@ -452,6 +452,9 @@ class Route:
         elif self.binding is None or not self.binding.connection.serves(self.endpoint, self.binding.target):
             self._release_binding(HostLoss(text="its process was replaced by another"), PROOF_WAIT_S)
             self._bind(self.endpoint)
+        else:
+            # The same process: only its addresses may be other ones, as after a change of its machine's address.
+            self.binding.connection.move(self.endpoint)
 
     def _living_endpoint(self) -> ActorEndpoint | None:
         living = [endpoint for endpoint in self._named if self._is_new(endpoint)]

@@ -84,6 +84,9 @@ class ControllerClient:
         self.on_session_end: Callable[[FrayError], None] = lambda error: None
         """Callback, called first when the session has ended, unless this process has ended it: calls fail with its
         error before the ends of jobs cancel the scopes in which they are awaited."""
+        self.on_moved: Callable[[], None] = lambda: None
+        """Callback, called when the controller sees this process at another address than before."""
+        self._was_seen_from = ""
         self.closed = trio.Event()
         """Event set when the session has ended, for any reason."""
         self.is_closing = False
@@ -120,12 +123,19 @@ class ControllerClient:
         self.logs.on_appended(None)
         self._resubscribe_event.set()
         self.ready.set()
+        self._check_address()
 
     def on_suspended(self, why: str) -> None:
         self._on_silence(True)
 
     def on_resumed(self) -> None:
         self._on_silence(False)
+        self._check_address()
+
+    def _check_address(self) -> None:
+        if self.seen_from != self._was_seen_from:
+            self._was_seen_from = self.seen_from
+            self.on_moved()
 
     def _on_silence(self, is_silent: bool) -> None:
         self.names.is_away = is_silent

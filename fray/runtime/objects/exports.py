@@ -21,8 +21,8 @@ import trio
 
 from fray.errors import ActorDied, ChannelFull, FrayError, FutureExpired
 from fray.model.ids import INTERNAL_PREFIX, ActorId, mint
-from fray.model.messages.client import ActorEndpoint, Register
 from fray.model.service_key import ServiceKey
+from fray.runtime.actors.endpoints import make_endpoint, registrations_of
 from fray.runtime.actors.server import host_of
 from fray.runtime.calls.futures import CallFuture
 from fray.runtime.calls.route import Route
@@ -130,19 +130,10 @@ class Exports:
             log.warning("other processes cannot await futures of this process: it cannot listen (%s)", error)
             return
         number = host.register(self.service, name, actor_id=self.actor_id)
-        endpoint = ActorEndpoint(
-            actor_id=self.actor_id,
-            name=name,
-            job_id=runtime.job_id or "",
-            namespace=runtime.namespace,
-            incarnation=runtime.session,
-            number=number,
-            addresses=tuple(host.addresses),
-            key=host.key,
-        )
+        endpoint = make_endpoint(runtime, self.actor_id, name, number)
         try:
             # After the actor is registered at the host, so that no caller finds an address without it.
-            await runtime.client.request(Register(endpoint=endpoint))
+            await registrations_of(runtime).add(endpoint)
         except FrayError:
             pass  # the session with the controller has ended, and with it everything this process has exported
 

@@ -19,14 +19,14 @@ from attrs import evolve, frozen
 from fray.errors import CancelIgnored, FrayError, RemoteError
 from fray.model.environment import WORKSPACE_NAME
 from fray.model.ids import split_attempt
-from fray.model.messages.client import Register, Role
+from fray.model.messages.client import Role
 from fray.model.messages.large_values import SIZE_LIMIT_BYTES
 from fray.model.monitoring.health import HealthCheck
 from fray.model.monitoring.progress_protocol import AttemptReport
 from fray.model.specs import BLOB_LIMIT_BYTES, ActorConfig, AttemptSpec, EndReason, EntryKind, Outcome
 from fray.net.transport import Bytes, Credential, Network
 from fray.runtime.actors.checkpoints import Checkpoints, check_class
-from fray.runtime.actors.endpoints import make_endpoint
+from fray.runtime.actors.endpoints import make_endpoint, registrations_of
 from fray.runtime.actors.lifecycle import (
     ActorLifecycle,
     actor_of_process,
@@ -322,7 +322,7 @@ async def _run_health_checks(runtime: Runtime, number: int, check: HealthCheck) 
 async def _announce(runtime: Runtime, name: str, number: int) -> None:
     endpoint = make_endpoint(runtime, runtime.job_id or "", name, number)
     # The scheduler checked the uniqueness of the name when the job was accepted.
-    await runtime.client.request(Register(endpoint=endpoint, exclusive=False))
+    await registrations_of(runtime).add(endpoint)
 
 
 async def run_work(attempt_spec: AttemptSpec, work: Work, runtime: Runtime, stage: SyncRunner) -> AttemptResult:
