@@ -16,7 +16,7 @@ from fray.rl.core.journal import BatchLoaded, BatchTaken, Entry
 from fray.rl.core.leases import Lease
 from fray.rl.core.run_record import VALIDATION, RunPlan, RunRecord, StalePolicy
 from fray.rl.core.run_state import NoTask, PutAnswer, RunState
-from fray.rl.core.server_states import InferenceServer, ServerEvent, ServerFleet, ServerState
+from fray.rl.core.server_states import ServerEvent, ServerFleet, ServerRecord, ServerState
 from fray.rl.core.tasks import TaskOrder
 from fray.rl.core.trajectory_store import ReadyRule, Sample
 from fray.rl.core.versions import Segment, SyncMode, VersionName
@@ -107,7 +107,7 @@ class SimulatedRun:
         self.state = RunState.new(self.plan)
         self.checkpoint = self.state.snapshot()
         for name in ("s1", "s2"):
-            self.fleet.servers[name] = InferenceServer(name, restarts_left=1_000)
+            self.fleet.servers[name] = ServerRecord(name, restarts_left=1_000)
 
     # The run
 
@@ -238,9 +238,7 @@ class SimulatedRun:
             case ServerState.SUSPECT:
                 server.observe(ServerEvent.ANSWERED, server.incarnation)
             case ServerState.RETIRED:
-                self.fleet.servers[server.name] = InferenceServer(
-                    server.name, 1_000, incarnation=server.incarnation + 1
-                )
+                self.fleet.servers[server.name] = ServerRecord(server.name, 1_000, incarnation=server.incarnation + 1)
         if server in self.fleet.to_load(target) and (weights.line.has(target)):
             server.observe(ServerEvent.LOADED, server.incarnation, target)
         if weights.to_send is not None and self.fleet.has_loaded(weights.to_send):

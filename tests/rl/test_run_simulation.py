@@ -128,9 +128,9 @@ def suspect_servers_get_requests(patch: pytest.MonkeyPatch) -> None:
 
 
 def old_incarnations_are_believed(patch: pytest.MonkeyPatch) -> None:
-    observe = server_states.InferenceServer.observe
+    observe = server_states.ServerRecord.observe
     patch.setattr(
-        server_states.InferenceServer,
+        server_states.ServerRecord,
         "observe",
         lambda self, event, incarnation, version=None: observe(self, event, self.incarnation, version),
     )

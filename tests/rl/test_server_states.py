@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from fray.rl.core.server_states import TRANSITIONS, InferenceServer, ServerEvent, ServerFleet, ServerState
+from fray.rl.core.server_states import TRANSITIONS, ServerEvent, ServerFleet, ServerRecord, ServerState
 from fray.rl.core.versions import VersionLine, VersionName
 
 V0, V1 = VersionName(0, 0), VersionName(0, 1)
 
 
-def live(name: str, version: VersionName = V0) -> InferenceServer:
+def live(name: str, version: VersionName = V0) -> ServerRecord:
     """Return a server that has loaded a version."""
-    server = InferenceServer(name)
+    server = ServerRecord(name)
     server.observe(ServerEvent.READY, 0)
     server.observe(ServerEvent.LOADED, 0, version)
     assert server.state is ServerState.HEALTHY
@@ -56,7 +56,7 @@ def test_what_an_earlier_incarnation_says_is_ignored() -> None:
 
 
 def test_a_spent_budget_retires_a_server() -> None:
-    server = InferenceServer("s1", restarts_left=1)
+    server = ServerRecord("s1", restarts_left=1)
     server.observe(ServerEvent.ENDED, 0)
     server.observe(ServerEvent.RESTARTED, 0)
     server.observe(ServerEvent.ENDED, 1)

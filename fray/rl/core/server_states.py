@@ -64,7 +64,7 @@ TRANSITIONS: dict[tuple[ServerState, ServerEvent], ServerState] = {
 
 
 @define
-class InferenceServer:
+class ServerRecord:
     """One server, as the run sees it.
 
     Args:
@@ -110,9 +110,9 @@ class InferenceServer:
 class ServerFleet:
     """The servers of a run, and the version that they shall have."""
 
-    servers: dict[str, InferenceServer] = field(factory=dict)
+    servers: dict[str, ServerRecord] = field(factory=dict)
 
-    def choose(self, line: VersionLine) -> InferenceServer | None:
+    def choose(self, line: VersionLine) -> ServerRecord | None:
         """Return the server for a request: healthy, with a version of this line, and the fewest requests in flight.
 
         None if there is none. Equal servers are taken by name.
@@ -120,7 +120,7 @@ class ServerFleet:
         healthy = [server for server in self._in(ServerState.HEALTHY) if server.version and line.has(server.version)]
         return min(healthy, key=lambda server: (server.in_flight, server.name), default=None)
 
-    def to_load(self, version: VersionName) -> list[InferenceServer]:
+    def to_load(self, version: VersionName) -> list[ServerRecord]:
         """Return the servers that shall load a version."""
         answering = self._in(ServerState.HEALTHY, ServerState.SUSPECT)
         # A stale one in any case: it may have the version, but has not said so since it missed a transfer.
@@ -131,5 +131,5 @@ class ServerFleet:
         answering = self._in(ServerState.HEALTHY, ServerState.SUSPECT)
         return bool(answering) and all(server.version == version for server in answering)
 
-    def _in(self, *states: ServerState) -> list[InferenceServer]:
+    def _in(self, *states: ServerState) -> list[ServerRecord]:
         return [server for server in self.servers.values() if server.state in states]
