@@ -51,6 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "blocking": {"api"} | WORDS,
     "aio": {"blocking", "api", "runtime"} | WORDS,
     "threads": set(),
+    "http_server": set(),
     "job": {"blocking", "api", "threads"} | WORDS,
     "v2": {"blocking", "api", "threads"} | WORDS,
     "rl": WORDS,
@@ -81,6 +82,7 @@ ALONE_OPENS: dict[str, str | tuple[str, ...]] = {
     "ray": "v2/ray_backend/",
     "torch": ("rl/tensors/", "runtime/serialization/tensors.py"),
     "iris": "v2/iris",
+    "hypercorn": "http_server.py",
 }
 PUT_TOGETHER = ("testing", "deploy", "cli")
 

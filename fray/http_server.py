@@ -1,0 +1,190 @@
+"""HTTP server for a Starlette app, in the Trio loop of the process, by Hypercorn.
+
+The one module that imports Hypercorn. Apps are pure of it, so that their tests need no socket.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+
+import trio
+from attrs import frozen
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState
+
+App: TypeAlias = Any
+"""A `starlette.applications.Starlette`, or any ASGI app; of the former the lifespan runs, too."""
+
+KEEP_ALIVE_S = 3_600.0
+"""Seconds that an idle connection is kept: clients of a run wait for tasks in between."""
+KEEP_ALIVE_REQUESTS = 1 << 30
+"""Requests of one connection: Hypercorn ends it after 1,000, and a request that is on its way then is lost."""
+CONNECTIONS_LIMIT = 1_024
+"""Connections at a time; further ones are closed at once."""
+END_S = 3.0
+"""Seconds that requests under way have when the server is to end."""
+NO_DESCRIPTORS_S = 0.1
+"""Pause when the process has no file descriptors left."""
+
+log = logging.getLogger("fray.http")
+
+
+@frozen
+class HttpAddress:
+    """Address of a server.
+
+    Attributes:
+        host: name or number, as it was given.
+        port: the port, chosen by the system if 0 was given.
+        url: ``http://host:port``, or ``https://``.
+    """
+
+    host: str
+    port: int
+    is_tls: bool = False
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.is_tls else 'http'}://{host}:{self.port}"
+
+
+async def serve_http(
+    app: App,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    tls: ssl.SSLContext | None = None,
+    end_s: float = END_S,
+    task_status: trio.TaskStatus[HttpAddress] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve ``app`` until cancelled: ``address = await nursery.start(serve_http, app)``.
+
+    It reports the address when connections are accepted. Cancelled, it accepts nothing further; requests under way have
+    ``end_s`` seconds, then their tasks are cancelled and their connections closed, whatever their clients do.
+
+    Args:
+        app: the app.
+        host: address to listen on. Default: loopback, which other machines cannot reach.
+        port: 0 lets the system choose.
+        tls: context of a server; None serves HTTP without TLS.
+        end_s: seconds for requests that are under way at the end.
+
+    Raises:
+        OSError: the address cannot be listened on; the message names it.
+    """
+    try:
+        # One listener: a name with two families would have two ports.
+        listener, *others = await trio.open_tcp_listeners(port, host=host)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    for other in others:
+        await other.aclose()
+    address = HttpAddress(host, listener.socket.getsockname()[1], tls is not None)
+    connections = _Connections(app, tls)
+    async with listener, _lifespan_of(app, end_s), trio.open_nursery() as owner:
+        await owner.start(connections.hold)
+        try:
+            task_status.started(address)
+            await connections.accept(listener)
+        finally:
+            with trio.CancelScope(shield=True):
+                await listener.aclose()
+                await connections.end(end_s)
+
+
+@asynccontextmanager
+async def _lifespan_of(app: App, end_s: float) -> AsyncIterator[None]:
+    """Run the lifespan of a Starlette app around the block. Its end runs as ASGI has it: also when cancelled."""
+    router = getattr(app, "router", None)
+    if router is None:
+        yield
+        return
+    lifespan = router.lifespan_context(app)
+    await lifespan.__aenter__()
+    try:
+        yield
+    finally:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + end_s):
+            await lifespan.__aexit__(None, None, None)
+
+
+def _hypercorn_config() -> Config:
+    config = Config()
+    config.keep_alive_timeout, config.keep_alive_max_requests = KEEP_ALIVE_S, KEEP_ALIVE_REQUESTS
+    config.errorlog, config.accesslog, config.include_server_header = log, None, False
+    return config
+
+
+class _Connections:
+    """Connections of one server, each with a task. The tasks are shielded from cancellation until `end`."""
+
+    def __init__(self, app: App, tls: ssl.SSLContext | None) -> None:
+        self._app, self._tls = ASGIWrapper(app), tls
+        self._config, self._context = _hypercorn_config(), WorkerContext(None)
+        self._open: set[trio.SocketStream] = set()
+        self._tasks: trio.Nursery | None = None
+        self._ending, self._ended = trio.Event(), trio.Event()
+
+    async def hold(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Own the tasks of the connections, from the start to the last one's end."""
+        try:
+            with trio.CancelScope(shield=True):
+                async with trio.open_nursery() as self._tasks:
+                    task_status.started()
+                    await self._ending.wait()
+        finally:
+            self._ended.set()
+
+    async def accept(self, listener: trio.SocketListener) -> None:
+        """Accept connections until cancelled."""
+        while True:
+            try:
+                stream = await listener.accept()
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS):
+                    raise
+                await trio.sleep(NO_DESCRIPTORS_S)
+                continue
+            if len(self._open) >= CONNECTIONS_LIMIT:
+                stream.socket.close()
+                continue
+            assert self._tasks is not None
+            self._open.add(stream)
+            self._tasks.start_soon(self._serve, stream)
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        transport: Any = stream
+        if self._tls is not None:
+            transport = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
+        try:
+            await TCPServer(self._app, self._config, self._context, ConnectionState({}), transport).run()
+        except Exception:
+            # A connection that Hypercorn cannot handle must not end the others.
+            log.exception("a connection failed")
+        finally:
+            stream.socket.close()
+            self._open.discard(stream)
+
+    async def end(self, within_s: float) -> None:
+        """Wait for requests under way, at most so long; then end them."""
+        self._ending.set()
+        # Idle connections end now, those with a request after its answer.
+        await self._context.terminated.set()
+        with trio.move_on_after(within_s):
+            await self._ended.wait()
+        if not self._ended.is_set():
+            assert self._tasks is not None
+            self._tasks.cancel_scope.cancel()
+            # Hypercorn shields its writes: cancellation alone would wait for a client that reads nothing.
+            for stream in list(self._open):
+                stream.socket.close()
+            await self._ended.wait()
