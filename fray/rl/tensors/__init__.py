@@ -8,4 +8,5 @@ Upwards, each may import those above it:
   whose policy differs from the one that generated them.
 - `losses`: policy losses.
 - `flat_weights`: weights of a model in one flat buffer.
+- `language_model`: models of Hugging Face with their tokenizers, and tiny ones of random weights.
 """

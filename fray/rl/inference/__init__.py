@@ -1,0 +1,7 @@
+"""Inference of `fray.rl`: requests, and the servers that answer them.
+
+Upwards, each may import those above it:
+
+- `requests`: what is asked of an inference server, and what it answers; plain data, without torch. The engine that
+  computes the answers, `fray.rl.tensors.engine`, is below all other modules of this package.
+"""

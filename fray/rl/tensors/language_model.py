@@ -1,0 +1,171 @@
+"""Language models with their tokenizers: from Hugging Face, or a tiny Llama of random weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import transformers
+from attrs import frozen
+
+from fray.rl.model_spec import CharTokenizer, ModelSpec, TinyLlama
+
+CHAR_TOKENIZER_FILE = "fray_char_tokenizer.json"
+"""File of a saved model's directory that says which characters its tokens are."""
+
+
+class Tokenizer(Protocol):
+    """Texts to tokens and back."""
+
+    @property
+    def eos_id(self) -> int:
+        """Token that ends a text."""
+
+    @property
+    def pad_id(self) -> int:
+        """Token that fills tensors where no token is."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, without any before or after it."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens."""
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        """Return the tokens of a conversation, up to where the assistant's next message begins."""
+
+
+@frozen(eq=False)
+class HuggingFaceTokenizer:
+    """`Tokenizer` of a model's directory; special tokens are left out of texts."""
+
+    inner: Any
+    name: str
+
+    @property
+    def eos_id(self) -> int:
+        if self.inner.eos_token_id is None:
+            raise ValueError(
+                f"the tokenizer of {self.name} has no end token: set eos_token in its tokenizer_config.json"
+            )
+        return int(self.inner.eos_token_id)
+
+    @property
+    def pad_id(self) -> int:
+        return self.eos_id if self.inner.pad_token_id is None else int(self.inner.pad_token_id)
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.inner.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self.inner.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        """Return the tokens of a conversation; raises ValueError if the model has no chat template."""
+        if not self.inner.chat_template:
+            raise ValueError(
+                f"the tokenizer of {self.name} has no chat template: use completion(prompt) instead of chat"
+            )
+        text = self.inner.apply_chat_template(
+            [dict(message) for message in messages], tools=tools, tokenize=False, add_generation_prompt=True
+        )
+        return self.encode(text)
+
+
+@frozen(eq=False)
+class LanguageModel:
+    """Causal language model of Hugging Face with its tokenizer.
+
+    Attributes:
+        model: the model, in evaluation mode.
+        tokenizer: its tokenizer.
+        max_length: tokens of a prompt and its response together.
+        end_ids: tokens that end a response.
+    """
+
+    model: Any
+    tokenizer: Tokenizer
+    max_length: int
+    end_ids: frozenset[int]
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of the model's logits; a tokenizer may have fewer tokens."""
+        return int(self.model.config.vocab_size)
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(next(iter(self.model.parameters())).device)
+
+    def save(self, directory: str | Path) -> None:
+        """Write the model and its tokenizer into a directory that `load_model` and ``from_pretrained`` read."""
+        self.model.save_pretrained(directory)
+        if isinstance(self.tokenizer, HuggingFaceTokenizer):
+            self.tokenizer.inner.save_pretrained(directory)
+        elif isinstance(self.tokenizer, CharTokenizer):
+            of_chars = {"chars": self.tokenizer.chars, "eos": self.tokenizer.eos}
+            Path(directory, CHAR_TOKENIZER_FILE).write_text(json.dumps(of_chars))
+
+
+def load_model(spec: ModelSpec, dtype: str = "float32", device: str = "cpu") -> LanguageModel:
+    """Return the model of a specification, in evaluation mode.
+
+    Args:
+        spec: name or directory of a Hugging Face model, or a `TinyLlama`.
+        dtype: of the weights: ``float32``, ``bfloat16``, ``float16`` or ``float64``.
+        device: as torch has it: ``cpu``, ``cuda``, ``cuda:1``.
+
+    Raises:
+        ValueError: unknown dtype, or the tokenizer has no end token.
+        OSError: there is no such model; the message is that of transformers.
+    """
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+    if dtype not in dtypes:
+        raise ValueError(f"dtype={dtype!r}: expected one of {', '.join(dtypes)}")
+    tokenizer: Tokenizer
+    if isinstance(spec, TinyLlama):
+        model, tokenizer = _tiny_llama(spec), spec.tokenizer
+    else:
+        model = transformers.AutoModelForCausalLM.from_pretrained(spec, dtype=torch.float32)
+        of_chars = Path(spec, CHAR_TOKENIZER_FILE)
+        if of_chars.is_file():
+            tokenizer = CharTokenizer(**json.loads(of_chars.read_text()))
+        else:
+            tokenizer = HuggingFaceTokenizer(transformers.AutoTokenizer.from_pretrained(spec), str(spec))
+    model = model.to(device=device, dtype=dtypes[dtype]).eval()
+    return LanguageModel(model, tokenizer, int(model.config.max_position_embeddings), _end_ids(model, tokenizer))
+
+
+def _tiny_llama(spec: TinyLlama) -> Any:
+    tokenizer = spec.tokenizer
+    config = transformers.LlamaConfig(
+        vocab_size=tokenizer.vocabulary_size,
+        hidden_size=spec.width,
+        intermediate_size=spec.mlp,
+        num_hidden_layers=spec.layers,
+        num_attention_heads=spec.heads,
+        num_key_value_heads=spec.heads,
+        max_position_embeddings=spec.max_length,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_id,
+        pad_token_id=None,  # an embedding of padding would be kept at zero, and this token means more than padding
+    )
+    # The weights are drawn from torch's global generator, which is as before afterwards.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(spec.seed)
+        return transformers.LlamaForCausalLM(config)
+
+
+def _end_ids(model: Any, tokenizer: Tokenizer) -> frozenset[int]:
+    """Return the tokens that end a response: the tokenizer's, and those of the model's configuration."""
+    listed = getattr(model.generation_config, "eos_token_id", None)
+    more = listed if isinstance(listed, list) else [] if listed is None else [listed]
+    return frozenset((tokenizer.eos_id, *more))
