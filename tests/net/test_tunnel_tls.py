@@ -13,12 +13,15 @@ from attrs import evolve
 
 from fray.controller.connections import relay
 from fray.errors import ConnectionFailed, FrayError, ProtocolMismatch, Unauthorized
+from fray.model.messages.tunnels import OpenTunnel
+from fray.net import auth
 from fray.net.codec import Bytes
-from fray.net.transport import Credential, Transport
+from fray.net.transport import Credential, PeerIdentity, Transport
 from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES
 from fray.net.transports.tls_listener import TlsServer
-from fray.net.tunnels.multiplexer import PART
+from fray.net.tunnels.multiplexer import PART, WINDOW_BYTES
 from fray.net.tunnels.tls import TunnelTls, accept_tls, dial_tls
+from fray.net.tunnels.transport import Tunnels, TunnelTransport
 from fray.runtime.actors.server import host_of
 from fray.testing.conformance import CASES, Case, NetworkUnderTest
 from tests.support.actors import Counter
@@ -231,6 +234,30 @@ async def test_a_relay_that_leaves_tls_out_is_refused_by_both_ends(
         accepted = await enter_impostor(split, monkeypatch, None)
         await refused(split, address, key, match="answers without TLS, although its address has the fingerprint")
         assert accepted == []
+
+
+async def dial_as_the_previous_release(tunnels: Tunnels, address: str, key: str) -> TunnelTransport:
+    """Dial without TLS to the whole address, and prove the whole address."""
+    credential = Credential("caller", key)
+    transport = TunnelTransport(PeerIdentity(credential.key_id, address))
+    greeting = auth.write_request(auth.AuthRequest(credential.key_id)).encode()
+    message = OpenTunnel(to=address.removeprefix("relay:"))
+    assert tunnels._multiplexer is not None
+    transport.begin(tunnels._multiplexer.open(message, greeting, transport, window_bytes=WINDOW_BYTES, counted=True))
+    challenge = auth.read_challenge((await transport.wait_accepted()).decode("latin-1"))
+    await tunnels._prove(transport, challenge, credential, address)
+    return transport
+
+
+async def test_a_caller_of_the_previous_release_is_accepted_without_tls(autojump_clock: Any) -> None:
+    async with open_secure_split() as split:
+        endpoint = await split.serve("far", Counter())
+        address, key, near = endpoint.addresses[-1], endpoint.key, split.tunnels("near")
+        (await dial_as_the_previous_release(near, address, key)).abort()
+        with pytest.raises(Unauthorized, match="does not accept the key 'caller'"):
+            await dial_as_the_previous_release(near, address, "guess")
+        with pytest.raises(ProtocolMismatch, match="accepts only TLS"):
+            await dial_as_the_previous_release(near, address[:-4] + "0000", key)
 
 
 async def test_a_wrong_key_inside_of_tls_is_refused(autojump_clock: Any) -> None:

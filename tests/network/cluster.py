@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -145,9 +146,14 @@ class TestCluster:
         self.daemons[host.name] = program
         return program
 
-    def open_driver(self, host: Host) -> Driver:
-        """Start a driver, and wait until it is connected."""
-        program = host.run(sys.executable, "-m", "tests.network.driver", env=self.environ(), log="driver", pipes=True)
+    def open_driver(self, host: Host, tree: str = "") -> Driver:
+        """Start a driver, and wait until it is connected. ``tree``: folder on the host with another build of Fray."""
+        environ = self.environ()
+        if tree:
+            environ["PYTHONPATH"] = f"{tree}:{os.getcwd()}"
+        # -P: the working directory does not come first in the path.
+        argv = (sys.executable, "-P", "-m", "tests.network.driver")
+        program = host.run(*argv, env=environ, log="driver", pipes=True)
         return Driver(program).ready()
 
     def wait_state(self, driver: Driver, node: str, state: str, timeout_s: float = READY_S) -> float:

@@ -10,8 +10,10 @@ import pytest
 from tests.network.actors import OVERLAPS
 from tests.network.cluster import open_test_cluster
 from tests.network.conftest import Times
+from tests.network.host import SHARED
 from tests.network.laboratory import Laboratory
 from tests.network.test_silent_losses import assert_effects, longest_s
+from tests.upgrade.builds import export_previous
 
 
 @pytest.mark.within(240)
@@ -194,6 +196,19 @@ def test_actors_of_a_machine_with_a_new_address_are_dialed_there_by_new_callers(
                 break
             other.program.kill()
         times.check("an actor of a machine with a new address is dialed there", began - changed_at, 30.0)
+
+
+@pytest.mark.parametrize("older", ["caller", "host"])
+def test_callers_and_hosts_of_the_previous_release_are_relayed(older: str, lab: Laboratory) -> None:
+    export_previous(lab.shared / "previous")
+    tree = f"{SHARED}/previous"
+    with open_test_cluster(lab, "n1") as cluster:
+        host = cluster.open_driver(lab.host("laptop", behind_nat=True), tree if older == "host" else "")
+        host.do("serve", "at-home")
+        caller = cluster.open_driver(lab.host("other"), tree if older == "caller" else "")
+        caller.do("find", "at-home")
+        made = caller.do("calls", "at-home", "x", 2.0)
+        assert_effects(caller, "at-home", len(made))
 
 
 def test_a_stream_fills_a_long_path(lab: Laboratory, times: Times) -> None:

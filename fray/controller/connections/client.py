@@ -18,7 +18,7 @@ from fray.controller.connections.client_logs import ClientLogs, LogFeed
 from fray.controller.connections.client_updates import ClientUpdates
 from fray.controller.connections.hide_others import hide_others
 from fray.controller.connections.hub import ConnectionHub
-from fray.controller.connections.relay import open_port_relay, open_relay
+from fray.controller.connections.relay import of_previous_release, open_port_relay, open_relay
 from fray.controller.connections.session_errors import internal_error, session_ended
 from fray.controller.connections.subscriptions import SubscriptionIndex
 from fray.controller.connections.validation import heartbeat_s, is_goodbye
@@ -178,6 +178,7 @@ class ClientConnection:
 
     def _open_tunnel(self, flow: TunnelFlow, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> TunnelEndpoint:
         state = self.context.state
+        message = of_previous_release(message)
         try:
             admit(self, message)
         except FrayError as error:

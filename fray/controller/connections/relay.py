@@ -119,6 +119,12 @@ def check_alive(state: State, to: str) -> None:
         raise Refused(f"no process registered under {to!r}", incarnation=to)
 
 
+def of_previous_release(message: OpenTunnel) -> OpenTunnel:
+    """Return the opening as this release writes it."""
+    to, _, pins = message.to.partition("#")
+    return evolve(message, to=to, pins=pins)
+
+
 def open_relay(
     state: State,
     find_tunnels: FindTunnels,

@@ -432,16 +432,20 @@ class Tunnels:
         transport = TunnelTransport(PeerIdentity("", f"{RELAY_SCHEME}{message.by}"))
         # The accepting side has nothing to wait for.
         transport.accepted = b""
-        answer = b""
+        answer, known_as = b"", address
         if self.tls is not None:
             from fray.net.tunnels.tls import accept_tls, missing_tls
 
-            # Never without: the relay may have left it out.
-            if not flight:
+            if flight:
+                transport.tls = accept_tls(self.tls, transport.peer.remote)
+                answer = TLS_FOLLOWS + transport.tls.begin(flight)
+            # A caller of the previous release dials the whole entry of the registry, without TLS. It has the host's
+            # key, as the relay has, too: this opens nothing that is closed, and callers of this release insist on TLS.
+            elif message.pins == ",".join(self.tls.pins):
+                known_as = f"{address}#{message.pins}"
+            else:
                 raise missing_tls(address)
-            transport.tls = accept_tls(self.tls, transport.peer.remote)
-            answer = TLS_FOLLOWS + transport.tls.begin(flight)
-        challenge = listener.authenticator.challenge({address}, transport.tls.binding if transport.tls else "")
+        challenge = listener.authenticator.challenge({known_as}, transport.tls.binding if transport.tls else "")
         if auth.is_challenge_wanted(offered):
             transport.begin(flow)
             # The first credit carries the challenge, so accepting needs no frame of its own.
