@@ -25,7 +25,7 @@ async def init(options: argparse.Namespace) -> int:
 
 async def show(options: argparse.Namespace) -> int:
     """Run ``fray ca show``."""
-    _show(certificate_authority.load(_store(options), time.time()), options)
+    _show(certificate_authority.show(_store(options), time.time()), options)
     return 0
 
 
@@ -34,12 +34,9 @@ async def rotate(options: argparse.Namespace) -> int:
     store, now = _store(options), time.time()
     if options.finish:
         certificate_authority.forget_previous(store)
-        if not certificate_authority.exists(store):
-            say(["the previous authority is accepted no longer; the present one is that of --ca-cert"])
-            return 0
     else:
         certificate_authority.rotate(store, now)
-    _show(certificate_authority.load(store, now), options)
+    _show(certificate_authority.show(store, now), options)
     return 0
 
 

@@ -3,7 +3,7 @@
 The directory ``ca`` of the store has ``ca.pem``, the key and the certificate of the authority, and after a replacement
 ``previous.pem``: the previous authority's certificate, and one by which it vouches for the new one. Dialers that know
 either fingerprint connect, so nothing has to be restarted; the previous key is not kept. All files have mode 0600. Of a
-lab's own authority the directory has ``previous.pem`` only.
+lab's own authority the directory has ``lab.pem``, its certificate without the key, instead of ``ca.pem``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fray.net.tls import certificates
 from fray.net.tls.identity import TlsIdentity, fingerprint, read_pem, write_pem
 from fray.net.transports.tls_listener import TlsServer
 
-DIRECTORY, OWN, PREVIOUS = "ca", "ca.pem", "previous.pem"
+DIRECTORY, OWN, PREVIOUS, LAB = "ca", "ca.pem", "previous.pem", "lab.pem"
 CHECK_S = 10.0
 """Seconds between looks at the clock and the files. A short sleep, since the clock of the wall may be set."""
 
@@ -60,6 +60,15 @@ def exists(store: Path) -> bool:
     return (store / DIRECTORY / OWN).exists()
 
 
+def show(store: Path, now: float) -> Authority:
+    """Return the authority that the controller of a store uses; that of a lab has no key there. Raises as `load`."""
+    try:
+        chain = (store / DIRECTORY / LAB).read_bytes()
+    except FileNotFoundError:
+        return load(store, now)
+    return _with_previous(store, TlsIdentity(chain, b""))
+
+
 def create(store: Path, now: float) -> Authority:
     """Create the authority of a store.
 
@@ -78,8 +87,13 @@ def load(store: Path, now: float) -> Authority:
     """Return the authority of a store.
 
     Raises:
-        InvalidRequest: there is none, or it is damaged or not valid now.
+        InvalidRequest: there is none, or it is that of a lab, or it is damaged or not valid now.
     """
+    if (store / DIRECTORY / LAB).exists():
+        raise InvalidRequest(
+            f"the authority of {store} is that of --ca-cert and --ca-key of fray-controller, whose key is not in the "
+            "store: replace both files to rotate it, and issue certificates where its key is"
+        )
     file = store / DIRECTORY / OWN
     try:
         text = file.read_bytes()
@@ -117,14 +131,32 @@ def load_lab(store: Path, certificate: Path, key: Path, now: float, running: Aut
         OSError: the store cannot be written.
     """
     current = load_given(certificate, key, now)
+    if running is None or running.current != current:
+        # For `fray ca show`, which has neither the options of the controller nor perhaps its rights.
+        write_atomically(_directory(store) / LAB, current.chain, durable=True)
     if running is not None and running.current != current:
         # Only now there is the key of the previous one, by which it vouches for this one.
         authority = replace(running.current, current, now)
         _write_previous(store, authority.previous)
         return authority
+    return _with_previous(store, current)
+
+
+def _with_previous(store: Path, lab: TlsIdentity) -> Authority:
     previous = _read_previous(store)
-    # Else it is left from an authority that these files have replaced while no controller ran.
-    return Authority(current, previous if previous and certificates.has_same_key(previous, current.chain) else b"")
+    # Else it is left from an authority that the lab's files have replaced while no controller ran.
+    return Authority(lab, previous if previous and certificates.has_same_key(previous, lab.chain) else b"")
+
+
+def load_own(store: Path, now: float) -> Authority:
+    """Return the authority in the store for a controller without ``--ca-cert``, created if missing. Raises as `load`.
+
+    Raises:
+        OSError: the store cannot be written.
+    """
+    # Left by a controller with that option.
+    (store / DIRECTORY / LAB).unlink(missing_ok=True)
+    return load(store, now) if exists(store) else create(store, now)
 
 
 def rotate(store: Path, now: float) -> Authority:
@@ -162,10 +194,15 @@ def _write(store: Path, authority: Authority) -> None:
 
 
 def _write_previous(store: Path, previous: bytes) -> None:
-    directory = store / DIRECTORY
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory = _directory(store)
     if previous:
         write_atomically(directory / PREVIOUS, previous, durable=True)
+
+
+def _directory(store: Path) -> Path:
+    directory = store / DIRECTORY
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return directory
 
 
 def _read_previous(store: Path) -> bytes:

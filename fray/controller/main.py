@@ -103,9 +103,7 @@ def _open_authority(options: Options) -> CertificateAuthority | None:
         if options.ca_cert is not None and options.ca_key is not None:
             files = options.ca_cert, options.ca_key
             return certificate_authority.load_lab(options.store, *files, time.time(), running)
-        if not certificate_authority.exists(options.store):
-            return certificate_authority.create(options.store, time.time())
-        return certificate_authority.load(options.store, time.time())
+        return certificate_authority.load_own(options.store, time.time())
 
     def on_change(pins: tuple[str, ...]) -> None:
         write_pins(options, pins)

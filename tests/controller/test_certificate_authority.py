@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import trio
 
+from fray.cli import ca
 from fray.cli.main import main
 from fray.controller import certificate_authority
 from fray.controller.certificate_authority import (
@@ -21,6 +24,7 @@ from fray.controller.certificate_authority import (
     load,
     load_given,
     load_lab,
+    load_own,
     rotate,
 )
 from fray.controller.options import make_token_reader, parse, write_pins
@@ -316,3 +320,32 @@ async def test_connections_of_old_and_new_dialers_work_while_the_files_are_repla
             await accepted.receive()
             near.abort()
         assert read_pem(authority.authority.previous)
+
+
+# Command line --------------------------------------------------------------------------------------------------------
+
+
+async def test_fray_ca_shows_the_authority_of_a_lab(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store, files = tmp_path / "store", lab_files(tmp_path, "one")
+    options = Namespace(store=store, json=True, finish=False, node="n1", out=tmp_path / "n1.pem")
+
+    async def shown() -> list[str]:
+        assert await ca.show(options) == 0
+        return [each["fingerprint"] for each in json.loads(capsys.readouterr().out)]
+
+    lab = load_lab(store, *files, NOW, None)
+    assert await shown() == list(lab.pins)
+    lab_files(tmp_path, "two")
+    two = load_lab(store, *files, NOW, lab)
+    assert await shown() == list(two.pins)
+    assert len(two.pins) == 2
+    for verb in (ca.rotate, ca.issue):
+        with pytest.raises(InvalidRequest, match=r"is that of --ca-cert and --ca-key .*: replace both files to rotate"):
+            await verb(options)
+    options.finish = True
+    assert await ca.rotate(options) == 0
+    assert [each["fingerprint"] for each in json.loads(capsys.readouterr().out)] == [two.pins[0]]
+    assert b"PRIVATE" not in b"".join(file.read_bytes() for file in (store / "ca").iterdir())
+    # A controller that is started without the option has an authority of its own.
+    own = load_own(store, time.time())
+    assert await shown() == list(own.pins)

@@ -26,8 +26,8 @@ class OpenTunnel:
     by: str = ""
     """Requesting session, filled in by the relay."""
     pins: str = ""
-    """What followed ``#`` in the address that a caller of the previous release has dialed, filled in by the relay:
-    such a caller has no TLS in its tunnels, and takes the fingerprint for a part of the name."""
+    """Fingerprint in the address that a caller of the previous release has dialed, filled in by the relay: such a
+    caller has no TLS in its tunnels, and takes the fingerprint for a part of the name."""
     port: str = ""
     """Name of one of the job's ports."""
     member: int = 0
