@@ -17,6 +17,7 @@ from fray.net.buffers.chunks import (
     PLACE_BYTES,
     ChunkReceiver,
     ChunkSender,
+    TransferGroup,
 )
 from fray.net.channel.session import SendQueue
 from fray.net.codec import ACK, HEADER
@@ -82,6 +83,24 @@ def test_an_incomplete_transfer_is_counted_as_it_is_filled() -> None:
     assert held[3:] == [4 * half + 20, 10]
     into.forget([2])
     assert (into.held_bytes, held[5:]) == (0, [0])
+
+
+def test_a_complete_transfer_is_counted_until_the_others_of_its_object_are_complete() -> None:
+    into, landed = ChunkReceiver(), []
+    objects = TransferGroup(), TransferGroup()
+    for number in range(4):
+        into.expect(number, 100, lambda buffer: landed.append(bytes(buffer)), objects[number % 2])
+    into.add_beside(objects[0], 7)
+    into.on_chunk(0, b"a" * 100)
+    into.on_chunk(1, b"b" * 100)
+    assert (len(landed), len(into), into.held_bytes) == (2, 2, 207)
+    into.on_chunk(2, b"c" * 60)
+    assert into.held_bytes == 307
+    into.on_chunk(2, b"c" * 40)
+    assert (len(landed), into.held_bytes) == (3, 100)
+    # The call of the other one was cancelled.
+    into.forget([1, 3])
+    assert (into.held_bytes, len(into)) == (0, 0)
 
 
 def test_no_chunk_is_sent_before_the_frame_that_announces_it() -> None:

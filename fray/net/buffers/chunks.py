@@ -138,9 +138,19 @@ class ChunkSender:
 
 
 @define(eq=False)
+class TransferGroup:
+    """Transfers of one object: a complete one takes memory until the others are complete, too."""
+
+    missing: int = 0
+    held_bytes: int = 0
+    """Memory of its complete transfers, and of what has arrived beside them."""
+
+
+@define(eq=False)
 class _Incoming:
     size: int
     on_complete: OnComplete
+    group: TransferGroup
     buffer: Bytes | None = None
     view: memoryview | None = None
     at: int = 0
@@ -150,26 +160,35 @@ class _Incoming:
 
 @define(eq=False)
 class ChunkReceiver:
-    """Announced transfers that are incomplete."""
+    """Announced transfers of which not all of their group are complete."""
 
     allocate: Allocate = bytearray
     held_bytes: int = 0
-    """Memory of all incomplete transfers, in steps of `COUNTED_BYTES`."""
+    """Memory of all incomplete transfers, in steps of `COUNTED_BYTES`, and of their groups."""
     on_held: Callable[[int], None] = field(default=lambda held_bytes: None, repr=False)
     """Called with `held_bytes` when it has changed. It may clear this receiver."""
     _expected: dict[int, _Incoming] = Factory(dict)
 
-    def expect(self, number: int, size: int, on_complete: OnComplete) -> None:
-        """Expect transfer ``number``; ``on_complete`` is called with its whole buffer."""
+    def expect(self, number: int, size: int, on_complete: OnComplete, group: TransferGroup | None = None) -> None:
+        """Expect transfer ``number``; ``on_complete`` is called with its whole buffer. No group: one of its own."""
         # Size and number are the peer's word, and the size will be allocated.
         if size <= 0 or size > SIZE_LIMIT_BYTES or number in self._expected:
             raise ProtocolMismatch(f"the peer announced transfer {number} of {size} bytes")
-        self._expected[number] = _Incoming(size, on_complete)
+        group = group or TransferGroup()
+        group.missing += 1
+        self._expected[number] = _Incoming(size, on_complete, group)
+
+    def add_beside(self, group: TransferGroup, size_bytes: int) -> None:
+        """Count what has arrived of the object beside its transfers, until they are complete."""
+        group.held_bytes += size_bytes
+        self._change_held(size_bytes)
 
     def forget(self, numbers: Iterable[int]) -> None:
         """Discard the rest of these transfers."""
         for number in numbers:
-            self._release(self._expected.pop(number, None))
+            incoming = self._expected.pop(number, None)
+            if incoming is not None:
+                self._leave_group(incoming.group, incoming.counted)
 
     def place(self, start: Bytes, message_bytes: int) -> memoryview | None:
         """Return where to receive the body of a transport message that starts like this, if it is an expected chunk.
@@ -192,7 +211,9 @@ class ChunkReceiver:
             # position.
             incoming.at += size
             if incoming.at == incoming.size:
-                self._release(self._expected.pop(number))
+                del self._expected[number]
+                incoming.group.held_bytes += incoming.counted
+                self._leave_group(incoming.group)
                 assert incoming.buffer is not None
                 incoming.view = None
                 incoming.on_complete(incoming.buffer)
@@ -216,12 +237,16 @@ class ChunkReceiver:
         if incoming.at + size > incoming.counted:
             steps = (incoming.at + size - 1) // COUNTED_BYTES + 1
             counted, incoming.counted = incoming.counted, min(incoming.size, steps * COUNTED_BYTES)
-            self.held_bytes += incoming.counted - counted
-            self.on_held(self.held_bytes)
+            self._change_held(incoming.counted - counted)
 
-    def _release(self, incoming: _Incoming | None) -> None:
-        if incoming is not None and incoming.counted:
-            self.held_bytes -= incoming.counted
+    def _leave_group(self, group: TransferGroup, released_bytes: int = 0) -> None:
+        group.missing -= 1
+        # In one step, as `on_held` may clear this receiver.
+        self._change_held(-released_bytes - (0 if group.missing else group.held_bytes))
+
+    def _change_held(self, by_bytes: int) -> None:
+        if by_bytes:
+            self.held_bytes += by_bytes
             self.on_held(self.held_bytes)
 
     def __len__(self) -> int:

@@ -25,6 +25,7 @@ from attrs import define, field
 from fray.errors import ChannelClosed, ChannelFull, ProtocolMismatch
 from fray.model.messages.large_values import check_size
 from fray.net.buffers import shared_memory
+from fray.net.buffers.chunks import TransferGroup
 from fray.net.buffers.mapped_segments import MappedSegments, SharedMemoryOffer
 from fray.net.buffers.shared_memory import (
     SEGMENT_FROM_BYTES,
@@ -292,13 +293,17 @@ class BufferTransfer:
             raise ProtocolMismatch("truncated table of buffers") from None
         arrival = IncomingTransfer(count, bool(pickled_first), sum(entry[3] for entry in entries))
         check_size(arrival.size, "what the peer sent")
+        group, inline_bytes = TransferGroup(), 0
         for index, (how, a, b, size) in enumerate(entries):
             if how == _INLINE:
                 # A copy: writable, as users expect of arrays, and it does not keep the whole frame in memory.
                 arrival.buffers[index] = bytearray(view[at : at + size])
                 at += size
+                inline_bytes += size
             else:
-                self._receive_one(arrival, index, how, a, b, size)
+                self._receive_one(arrival, group, index, how, a, b, size)
+        if group.missing and self._channel is not None:
+            self._channel.bulk_in.add_beside(group, inline_bytes)
         return arrival, view[at:]
 
     def forget(self, arrival: IncomingTransfer) -> None:
@@ -306,11 +311,13 @@ class BufferTransfer:
         if self._channel is not None:
             self._channel.bulk_in.forget(arrival.chunks)
 
-    def _receive_one(self, arrival: IncomingTransfer, index: int, how: int, a: int, b: int, size: int) -> None:
+    def _receive_one(
+        self, arrival: IncomingTransfer, group: TransferGroup, index: int, how: int, a: int, b: int, size: int
+    ) -> None:
         if how == _CHUNKS:
             assert self._channel is not None
             self._channel.bulk_in.allocate = allocate_receive_buffer
-            self._channel.bulk_in.expect(a, size, arrival.buffer_setter(index))
+            self._channel.bulk_in.expect(a, size, arrival.buffer_setter(index), group)
             arrival.chunks.append(a)
             arrival.missing_count += 1
         elif how == _LENT and self.borrowed is not None:
