@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import trio
 from attrs import evolve
 
 from fray.controller.workspaces.possession import CHUNKS_LIMIT, Possession
-from fray.errors import InvalidRequest, Unauthorized
-from fray.model.environment import EnvironmentSpec
+from fray.errors import FrayError, InvalidRequest, Unauthorized
+from fray.model.environment import UNSENT, EnvironmentSpec
 from fray.model.messages.bundles import FetchValue, OfferBundle, OfferValue, PutChunk
 from fray.model.messages.client import Launch, Role, SaveCheckpoint
 from fray.model.specs import EntryKind
@@ -19,7 +21,10 @@ from fray.model.workspace import FILE, FileEntry, Manifest, ManifestChunk, manif
 from fray.net.codec import blob_id
 from fray.net.large_values import list_parts
 from fray.net.transport import Credential
-from tests.support.controller import Client, Node, Stage, spec, stage
+from fray.runtime.open import RuntimeConfig, open_runtime
+from fray.runtime.scope.children import ChildKind, OnChildFailure
+from fray.runtime.scope.scope import open_child_scope
+from tests.support.controller import ADDRESS, Client, Node, Stage, spec, stage
 
 CONTENT = b"print('secret')"
 TEXT = write_manifest(
@@ -84,6 +89,49 @@ async def test_a_workspace_is_sent_once_by_all_processes_of_a_person(autojump_cl
         await cluster.crash()
         await cluster.start()
         assert await send(await cluster.client(host="phone", credential=key)) == 0
+
+
+class Source:
+    """The workspace above, as a runtime reads it from a directory."""
+
+    bundle, parts, size_bytes = BUNDLE, OFFER.parts, OFFER.size_bytes
+
+    async def read(self, blob: str) -> bytes:
+        return PARTS[blob]
+
+
+async def test_a_launch_whose_workspace_was_sent_before_a_restart_of_the_controller_sends_it_again(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stage() as cluster:
+        key = await cluster.person("ada", "user")
+        config = RuntimeConfig(role=Role.DRIVER, namespace="lab")
+        async with open_runtime(cluster.network.at("laptop"), [ADDRESS], key, config, rng=random.Random(1)) as runtime:
+
+            async def find(path: str) -> Source:
+                return Source()
+
+            runtime.find_workspace = find
+            launch, restarts = runtime.client.jobs.launch, 0
+
+            async def restart_and_launch(*args: Any) -> Any:
+                nonlocal restarts
+                if not restarts:
+                    restarts += 1
+                    await cluster.crash()
+                    await cluster.start()
+                return await launch(*args)
+
+            monkeypatch.setattr(runtime.client.jobs, "launch", restart_and_launch)
+            with trio.CancelScope() as block:
+                async with open_child_scope(runtime, "run") as scope:
+                    sent = evolve(program("work"), environment=EnvironmentSpec(bundle=UNSENT + "/src"))
+                    (record,) = await scope.launch(
+                        [sent], [], ChildKind.JOB, OnChildFailure.ABSORB, lambda record: FrayError("ended")
+                    )
+                    assert restarts == 1
+                    assert record.info.job_id == "work-1"
+                    block.cancel()
 
 
 async def test_a_job_launches_children_with_its_own_workspace_and_not_with_that_of_others(autojump_clock: Any) -> None:

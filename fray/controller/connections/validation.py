@@ -156,7 +156,9 @@ def check_launch(launch: Launch, attached: Sequence[BlobId], has_blob: Callable[
     # A repeated launch may leave its payloads out: those it sent first are stored.
     missing = [blob for blob in needed if blob not in attached and not has_blob(blob)]
     if missing:
-        raise InvalidRequest(f"the payload {missing[0]} is not attached, or was damaged: send the launch again")
+        raise InvalidRequest(
+            f"the payload {missing[0]} is not attached, or was damaged: send the launch again", not_uploaded=missing[0]
+        )
     if extra := set(attached) - set(needed):
         raise InvalidRequest(f"no job of this launch names the attachment {min(extra)}")
     return needed
@@ -194,7 +196,8 @@ def check_bundles(launch: Launch, known: Container[JobId], has_bundle: Callable[
         # A repeated launch is answered from its first acceptance, although its workspace may have been removed since.
         if bundle is not None and spec.job_id not in known and not has_bundle(bundle):
             raise InvalidRequest(
-                f"the workspace of job {spec.name!r} ({bundle}) was not uploaded: upload it, and launch again"
+                f"the workspace of job {spec.name!r} ({bundle}) was not uploaded: upload it, and launch again",
+                not_uploaded=bundle,
             )
 
 

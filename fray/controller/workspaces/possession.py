@@ -2,7 +2,8 @@
 
 To know the hash of a workspace or value proves nothing: a client that sees its own alone is asked for content that is
 stored already, too, until it has sent each part of it once. Nothing of this is saved: after a restart of the controller
-a client is asked again, unless a job of its own on record has the content.
+a client is asked again, unless a job of its own on record has the content. That costs a transfer and nothing else, as a
+launch that is refused for it is repeated with its content (`fray.runtime.scope.scope`).
 """
 
 from __future__ import annotations

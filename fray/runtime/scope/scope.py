@@ -12,12 +12,13 @@ import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from itertools import count
 from typing import TypeAlias
 
 import trio
 from attrs import evolve
 
-from fray.errors import FrayError, is_scope_error
+from fray.errors import FrayError, InvalidRequest, is_scope_error
 from fray.model.environment import Secret, plain_variables, secret_names
 from fray.model.job_groups import JobGroupSpec
 from fray.model.messages.client import Role, Terminate
@@ -41,6 +42,8 @@ from fray.runtime.serialization.errors import scope_error
 from fray.runtime.serialization.values import Value
 from fray.tracebacks import prepend_traceback
 
+LAUNCH_TRIES = 3
+"""Number of times that a launch is sent whose content the controller lacks."""
 CONFIRM_S = 10.0
 """Seconds, beyond the termination grace periods, that a scope waits for the confirmed end of a child.
 
@@ -103,11 +106,7 @@ class ChildScope:
             record.info.job_id for record in self.runtime.client.jobs.known([spec.job_id for spec in specs])
         }
         try:
-            specs = await prepare_specs(self.runtime, specs)
-            attached = [payload for payload in payloads if isinstance(payload, bytes)]
-            if len(attached) < len(payloads):
-                attached = await upload_payloads(self.runtime.client, payloads)
-            records = await self.runtime.client.jobs.launch(specs, attached, group)
+            specs, records = await self._send_launch(specs, payloads, group)
         except BaseException as error:
             # The launch may have been accepted although its wait was cancelled; its jobs would then run without an
             # owner's watcher.
@@ -127,6 +126,23 @@ class ChildScope:
                 child = self.children.children[spec.job_id]
                 self._nursery.start_soon(self._watch, child, scope, spec, record, decide, error_of)
         return records
+
+    async def _send_launch(
+        self, specs: Sequence[JobSpec], payloads: Sequence[Value], group: JobGroupSpec | None
+    ) -> tuple[Sequence[JobSpec], list[JobRecord]]:
+        """Upload what the jobs need and launch them; return the specs as they were sent, and the records."""
+        for tried in count(1):
+            ready = await prepare_specs(self.runtime, specs)
+            attached = [payload for payload in payloads if isinstance(payload, bytes)]
+            if len(attached) < len(payloads):
+                attached = await upload_payloads(self.runtime.client, payloads)
+            try:
+                return ready, await self.runtime.client.jobs.launch(ready, attached, group)
+            except InvalidRequest as error:
+                # A controller that was restarted after the upload does not know any more who has sent what.
+                if "not_uploaded" not in error.details or tried == LAUNCH_TRIES:
+                    raise
+        raise AssertionError("unreachable")
 
     async def _abandon(self, specs: Sequence[JobSpec], known_before: Container[str], nothing_done: bool) -> None:
         """End whatever took effect of a launch that was refused, or cancelled half-way.
