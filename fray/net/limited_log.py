@@ -16,7 +16,8 @@ PERIOD_S = 10.0
 @define(eq=False)
 class LimitedLog:
     """Lines of one kind: at most `LINES_LIMIT` in `PERIOD_S`. The number of those that were left out is logged after
-    that: by `run`, if an owner runs it, else with the next line.
+    that: by `run`, which belongs to its owner (a listener, a gateway). A log of the whole process (of all its dialers)
+    has none, and may be written by several loops: it says the number with the next line.
     """
 
     logger: logging.Logger

@@ -116,6 +116,8 @@ async def test_actors_are_registered_again_when_the_controller_sees_their_proces
             await server.register("removed", Adder())
             await server.unregister("removed")
             before = await report_of(reports, host.addresses)
+            pool = fray.ClusterResolver(cluster).lookup("adder")
+            await pool.wait_for_size(1, timeout=5)
 
             own = "127.0.0.3"
             # As the welcome of a new connection says it.
@@ -124,6 +126,8 @@ async def test_actors_are_registered_again_when_the_controller_sees_their_proces
             after = await report_of(reports, host.addresses)
             assert after == evolve(before, addresses=host.addresses)
             assert host.addresses[1].startswith("tls:127.0.0.3:")
+            (member,) = pool.endpoints
+            assert member.addresses == host.addresses, "pools follow it, too"
             assert await cluster.list_actors("removed") == []
         assert await cluster.list_actors("adder") == []
 

@@ -178,6 +178,10 @@ class ActorPool(Generic[A_co]):
             if member is None:
                 member = PoolMember(endpoint, caller.route_to(endpoint))
                 member.route.on_lost.append(self._notify)
+            elif endpoint != member.endpoint:
+                # The same process, at other addresses.
+                member.endpoint = endpoint
+                member.route.move(endpoint)
             self._members[key] = member
         for member in previous.values():
             if self._notify in member.route.on_lost:
@@ -281,7 +285,10 @@ class ActorPool(Generic[A_co]):
 
     def _choose(self, policy: Policy, members: Sequence[PoolMember]) -> PoolMember:
         if not members:
-            raise NoSuchActor(f"no actor named {self.name!r} is registered; use wait_for_size to wait for it")
+            raise NoSuchActor(
+                f"no actor named {self.name!r} is registered, or the machines of all are silent; use wait_for_size to "
+                "wait for one"
+            )
         self._turn += 1
         begin = (self._turn - 1) % len(members)
         if policy == "round_robin":

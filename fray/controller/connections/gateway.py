@@ -67,6 +67,7 @@ from fray.net.channel.public import (
 from fray.net.channel.requests import Requests
 from fray.net.cluster_token import CLUSTER_KEY
 from fray.net.codec import TextRule, decode_checked, encode_message
+from fray.net.limited_log import LimitedLog
 from fray.net.process_identity import ProcessWatch, wait_process_exited
 from fray.net.tls.identity import NODE_URI
 from fray.net.transport import PeerIdentity
@@ -132,7 +133,9 @@ class Gateway:
             f"{context.cluster_id}.{context.epoch}", self._on_greeting, keep_s=RESUMABLE_S, rng=rng
         )
 
-        nursery.start_soon(self.acceptor.refusals.run)
+        self.foreign_attempts = LimitedLog(_log, logging.WARNING)
+        for lines in (self.acceptor.refusals, self.foreign_attempts):
+            nursery.start_soon(lines.run)
 
     def __repr__(self) -> str:
         return f"<Gateway {len(self._clients)} clients, {len(self._nodes)} nodes>"

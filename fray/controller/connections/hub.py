@@ -10,11 +10,15 @@ from fray.model.ids import JobId, NodeName, SessionId
 from fray.model.messages.node import StackCapture
 from fray.net.channel.public import Channel
 from fray.net.channel.requests import Requests
+from fray.net.limited_log import LimitedLog
 from fray.net.tunnels.multiplexer import TunnelMultiplexer
 
 
 class ConnectionHub(Protocol):
     """The gateway as one connection sees it: the other connections, background tasks, and what to report."""
+
+    foreign_attempts: LimitedLog
+    """Log of attempts of which a node speaks and that are another node's."""
 
     def client_ended(self, session: SessionId, channel: Channel) -> None:
         """Forget the connection of a client; its channel has ended."""

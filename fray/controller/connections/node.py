@@ -55,7 +55,6 @@ from fray.net.channel.public import Channel
 from fray.net.channel.requests import Requests
 from fray.net.channel.session import SILENT_PERIODS
 from fray.net.codec import Kind, TextRule, decode_checked
-from fray.net.limited_log import LimitedLog
 from fray.net.process_identity import ProcessWatch
 from fray.net.transport import Bytes
 from fray.net.tunnels.multiplexer import TunnelEndpoint, TunnelFlow, TunnelMultiplexer
@@ -129,7 +128,6 @@ class NodeConnection:
         self._is_dead = False
         self._ended_by_peer = trio.Event()
         self._wake = trio.Event()
-        self._refusals = LimitedLog(_log, logging.WARNING)
 
     def __repr__(self) -> str:
         state = "connected" if self.channel.connected else "silent"
@@ -363,7 +361,9 @@ class NodeConnection:
         if foreign:
             more = f" (and {len(foreign) - 1} more of other nodes)" if len(foreign) > 1 else ""
             which = f"{foreign[0]} of node {known[foreign[0]].node}{more}"
-            self._refusals.write("node %s at %s has %s %s: ignored", self.node, self.channel.remote, what, which)
+            self._hub.foreign_attempts.write(
+                "node %s at %s has %s %s: ignored", self.node, self.channel.remote, what, which
+            )
 
     # To the node
 

@@ -453,8 +453,13 @@ class Route:
             self._release_binding(HostLoss(text="its process was replaced by another"), PROOF_WAIT_S)
             self._bind(self.endpoint)
         else:
-            # The same process: only its addresses may be other ones, as after a change of its machine's address.
-            self.binding.connection.move(self.endpoint)
+            self.move(self.endpoint)
+
+    def move(self, endpoint: ActorEndpoint) -> None:
+        """Take over the addresses of a newer ``endpoint`` of the same incarnation: its machine's may have changed."""
+        self.endpoint = endpoint
+        if self.binding is not None:
+            self.binding.connection.move(endpoint)
 
     def _living_endpoint(self) -> ActorEndpoint | None:
         living = [endpoint for endpoint in self._named if self._is_new(endpoint)]
