@@ -32,7 +32,7 @@ TICKET, OUTCOME, CONTROL = "attempt.json", "outcome", "control"
 
 
 @frozen
-class Engine:
+class ContainerEngine:
     """Container engine on this machine."""
 
     kind: str
@@ -40,14 +40,14 @@ class Engine:
     program: str
 
 
-def find_engine(environ: Mapping[str, str]) -> Engine | None:
+def find_engine(environ: Mapping[str, str]) -> ContainerEngine | None:
     """Return Docker if its daemon answers, else podman, which needs none; None without either. Takes a millisecond
     then."""
     path = environ.get("PATH", os.defpath)
     docker, podman = shutil.which("docker", path=path), shutil.which("podman", path=path)
     if docker is not None and _daemon_answers(_daemon(environ)):
-        return Engine("docker", docker)
-    return Engine("podman", podman) if podman is not None else None
+        return ContainerEngine("docker", docker)
+    return ContainerEngine("podman", podman) if podman is not None else None
 
 
 def _daemon(environ: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ import trio
 from attrs import define, field
 
 from fray.node.containers.engine import (
-    Engine,
+    ContainerEngine,
     container_name,
     list_command,
     remove_command,
@@ -34,7 +34,7 @@ class Images:
     limit_s: float
     pids: set[int] = field(factory=set)
 
-    async def ensure(self, engine: Engine, image: str, say: Callable[[str], None]) -> None:
+    async def ensure(self, engine: ContainerEngine, image: str, say: Callable[[str], None]) -> None:
         """Return once the image is on this machine.
 
         Raises:

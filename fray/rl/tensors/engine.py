@@ -47,7 +47,7 @@ STOP_SLACK = 16
 
 @define
 class EngineCounters:
-    """What an engine has done since it was made."""
+    """Counts of what an engine has done since it was made."""
 
     steps: int = 0
     tokens: int = 0
@@ -55,9 +55,9 @@ class EngineCounters:
     prompt_tokens: int = 0
     """Computed; a prompt that several completions share counts once."""
     forward_s: float = 0.0
-    """In forward passes of the model."""
+    """Time in forward passes of the model."""
     step_s: float = 0.0
-    """In steps: forward passes, sampling and bookkeeping."""
+    """Time in steps: forward passes, sampling and bookkeeping."""
 
 
 @define(eq=False)

@@ -51,7 +51,7 @@ def uniform(keys: Array, counts: Array) -> Array:
 
 @frozen(eq=False)
 class RowSampling:
-    """How each row of a batch is sampled; arrays `[rows]`.
+    """Sampling of each row of a batch; arrays `[rows]`.
 
     Attributes:
         keys: of the random numbers, uint64.

@@ -20,7 +20,7 @@ INITIAL_WIDTH = 32
 
 @define(eq=False)
 class Writing:
-    """Where the forward pass that runs writes its keys and values."""
+    """Place to which the forward pass that runs writes its keys and values."""
 
     positions: Tensor | None = None
     """Column of each row's token, `[rows]`, from row 0; None while prompts are computed, which are kept aside."""
@@ -92,7 +92,7 @@ class SlotCache:
         self._layers = [SlotLayer(self._writing) for _ in range(layers)]
         layers_of_model: Any = self._layers
         self.of_model: Any = transformers.Cache(layers=layers_of_model)
-        """What the model is called with."""
+        """The same as a cache of transformers, which the model is called with."""
 
     def begin_prompts(self) -> None:
         """Prepare a forward pass of new prompts, which attend to themselves only."""

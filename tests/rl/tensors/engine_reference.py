@@ -11,7 +11,7 @@ from fray.rl.inference.requests import Completion, GenerateRequest, Sampling
 from fray.rl.tensors.language_model import LanguageModel
 
 TOLERANCE = 1e-5
-"""Of logprobs and probabilities: float32 sums in another order differ by less."""
+"""Difference of logprobs and probabilities that is allowed: float32 sums in another order differ by less."""
 
 
 def full_logprobs(lm: LanguageModel, tokens: list[int], first: int = 1) -> list[list[float]]:
