@@ -303,7 +303,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("certificate", "config", "linux", "port_tunnels", "ports", "prepare", "reconcile", "secrets", "state_reports"),
         ("accounts", "containers", "joining", "logs", "resources"),
         ("controller_requests", "inventory", "job_process", "launcher", "node_details"),
-        ("environments", "health", "self_test", "shim", "workspaces"),
+        ("environments", "handover", "health", "self_test", "shim", "workspaces"),
         ("membership", "zygotes"),
         ("attempts", "run"),
         ("daemon",),

@@ -7,7 +7,7 @@ The sub-packages, in the order of dependence:
 - `resources`: CPUs, devices and limits of attempts. `workspaces`, `containers`: files and images that attempts need.
 - `job_process`: what runs in the process of a job before user code, and the outcome it leaves.
 - `environments`: Python environments, built with uv. `shim`: the process beside each job that watches and ends it.
-- `zygotes`: the processes that fork shims. `attempts`: `ProcessLauncher`, which runs attempts as processes.
+- `zygotes`: the processes that fork shims. `attempts`: `ProcessLauncher`. `handover`: what a replaced node passes on.
 
 The modules here: `launcher` and `prepare` (interfaces to what runs and prepares attempts), `inventory`, `ports`,
 `secrets` (what the machine offers), `reconcile` and `state_reports` (desired and observed attempts, pure), `membership`

@@ -10,6 +10,7 @@ from fray.model.ids import NodeName
 from fray.model.messages.client import ProcessMark
 from fray.model.resources import Capacity
 
+JOIN_VARIABLE = "FRAY_JOIN_TOKEN"
 LEASE_MIN_S = 240.0
 """Shortest lease: a shorter one leaves a node no time to end its attempts before they are placed elsewhere."""
 NOTICE_MARGIN_S = 120.0

@@ -9,6 +9,7 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import trio
 from attrs import evolve
 
 from fray.errors import FrayError
+from fray.model.messages.session import VERSION
 from fray.model.specs import AttemptSpec
 from fray.net import file_limits
 from fray.net.atomic_file import write_atomically
@@ -27,10 +29,12 @@ from fray.net.transports.websocket import WebSocketNetwork
 from fray.node.accounts.table import AccountTable
 from fray.node.accounts.uid_range import EXAMPLE, parse_uids
 from fray.node.attempts.process_launcher import ProcessLauncher
+from fray.node.attempts.replacement import Replacement, close_connections
 from fray.node.certificate import NodeCertificate
 from fray.node.config import MemoryLimitMode, NodeConfig
 from fray.node.containers.engine import node_label
 from fray.node.environments.preparer import Environments
+from fray.node.handover.state import NodeHandover
 from fray.node.job_process.bootstrap import PRELOAD, WARM_AMONG_MACHINES
 from fray.node.job_process.inherited_environ import node_environ
 from fray.node.linux.cgroups import find_cgroup_manager
@@ -68,11 +72,15 @@ def state_id(directory: Path) -> str:
     return hashlib.sha256(b"fray state " + machine + file.read_bytes()).hexdigest()[:32]
 
 
-async def serve_daemon(config: NodeConfig, zygote: ForkedZygote | None = None) -> None:
-    """Run a node until a signal requests its end; a second signal ends everything at once.
+async def serve_daemon(
+    config: NodeConfig, zygote: ForkedZygote | None = None, adopted: NodeHandover | None = None
+) -> None:
+    """Run a node until a signal requests its end; a second signal ends everything at once. SIGUSR2 replaces the program
+    (`fray.node.attempts.replacement`).
 
     Args:
         zygote: the first one, if this process has forked it already.
+        adopted: state of the program that ran in this process before.
 
     Raises:
         FrayError, OSError: the cluster does not accept it, or it cannot work on this machine.
@@ -100,7 +108,9 @@ async def serve_daemon(config: NodeConfig, zygote: ForkedZygote | None = None) -
         environments=_make_environments(config),
         descriptors=inherited,
         accounts=AccountTable(parse_uids(config.job_uids), Path(config.state_dir)) if config.job_uids else None,
+        adopted=adopted.launcher if adopted is not None else None,
     )
+    replacement = Replacement(config, launcher)
     store = cache_directory(config) / "workspaces"
     # In front of the environments, which read the workspace's pyproject.toml and uv.lock.
 
@@ -113,12 +123,22 @@ async def serve_daemon(config: NodeConfig, zygote: ForkedZygote | None = None) -
     refused: FrayError | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_leave_on_signal, leave, nursery.cancel_scope)
+        if config.parent_pid is None:
+            nursery.start_soon(replacement.run)
         try:
             certificate = _load_certificate(config)
             network = WebSocketNetwork(tls_dialer=certificate.dialer if certificate is not None else None)
             rng = random.SystemRandom()
             await run_node(
-                config, network, launcher, rng=rng, leave=leave, certificate=certificate, task_status=_Joined(config)
+                config,
+                network,
+                launcher,
+                rng=rng,
+                leave=leave,
+                certificate=certificate,
+                adopted=adopted,
+                on_member=partial(setattr, replacement, "member"),
+                task_status=_Joined(config, launcher, adopted),
             )
         except FrayError as error:
             # Raised outside of the nursery, which would wrap it in an ExceptionGroup.
@@ -129,13 +149,20 @@ async def serve_daemon(config: NodeConfig, zygote: ForkedZygote | None = None) -
 
 
 class _Joined:
-    """Status of `run_node` that warns, once it has joined, if jobs have root's account."""
+    """Status of `run_node`: once it has joined, it warns if jobs have root's account, and closes what the program
+    before has left open until then."""
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, launcher: ProcessLauncher, adopted: NodeHandover | None) -> None:
+        self._launcher, self._adopted = launcher, adopted
         self._is_unsafe = os.geteuid() == 0 and not config.job_uids and config.parent_pid is None
 
     def started(self, value: object = None) -> None:
-        if self._is_unsafe:
+        if self._adopted is not None:
+            close_connections(self._adopted)
+            self._launcher.release_logs()
+            attempts = len(self._adopted.launcher.attempts)
+            log.info("fray %s runs in place of the program before: %d attempts continue", VERSION, attempts)
+        elif self._is_unsafe:
             log.warning("%s", AS_ROOT)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import random
 import socket
@@ -25,6 +26,7 @@ from fray.model.resources import Capacity, Device, PortRange, parse_bytes
 from fray.model.specs import JobAccount
 from fray.net import daemon_logging
 from fray.net.cluster_token import TOKEN_FILE_VARIABLE, read_token_file
+from fray.net.codec import from_json
 from fray.net.controller_address import controller_address, is_elsewhere
 from fray.net.memory_protection import forbid_inspection
 from fray.net.switch_interval import shorten_switch_interval
@@ -32,8 +34,18 @@ from fray.node.accounts.switch import check_enterable, check_readable, interpret
 from fray.node.accounts.uid_range import EXAMPLE as EXAMPLE_UIDS
 from fray.node.accounts.uid_range import check_uids, parse_uids
 from fray.node.accounts.uid_range import holding as holding_uids
-from fray.node.config import LEASE_MIN_S, EnvironmentLimits, MemoryLimitMode, NodeConfig, PidNamespaceMode
+from fray.node.attempts.replacement import OPTION, describe
+from fray.node.config import (
+    JOIN_VARIABLE,
+    LEASE_MIN_S,
+    EnvironmentLimits,
+    MemoryLimitMode,
+    NodeConfig,
+    PidNamespaceMode,
+)
 from fray.node.daemon import serve_daemon
+from fray.node.handover.process import take_state
+from fray.node.handover.state import NodeHandover
 from fray.node.inventory import read_capacity
 from fray.node.joining import with_machine_attribute
 from fray.node.logs.options import FILE_KEYS, add_log_options, log_rules
@@ -44,7 +56,6 @@ from fray.node.secrets import check_directory
 __all__ = ["NodeConfig", "main", "run_node"]
 
 DEFAULT_PORT = 7421
-JOIN_VARIABLE = "FRAY_JOIN_TOKEN"
 _WORDS: dict[str, type[StrEnum]] = {"pid_namespace": PidNamespaceMode, "memory_limit": MemoryLimitMode}
 _FILE_KEYS = {
     "controller": str,
@@ -95,14 +106,22 @@ _OPTIONS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``fray-node``. Exit status: 0 after SIGTERM or SIGINT, 1 if the cluster rejects the node, 2 for bad usage."""
     shorten_switch_interval()
+    state = take_state()
     try:
+        adopted = from_json(NodeHandover, state.decode()) if state is not None else None
         options = parse(argv)
         config = make_config(options, _take_environ())
+        if options.print_handover:
+            print(json.dumps(describe(config)))
+            return 0
+        if adopted is not None:
+            # The controller knows these, and attempts use them.
+            config = evolve(config, capacity=evolve(config.capacity, ports=adopted.ports))
         daemon_logging.configure(options.json_lines)
         forbid_inspection()
         # As long as the node runs, so that no other node of this machine offers the same ports.
         with _claim(config.capacity.ports) as claim, _hold_accounts(config):
-            trio.run(serve_daemon, evolve(config, capacity=evolve(config.capacity, ports=claim.ports)))
+            trio.run(serve_daemon, evolve(config, capacity=evolve(config.capacity, ports=claim.ports)), None, adopted)
     except (FrayError, OSError) as error:
         print(f"fray-node: {error}", file=sys.stderr)
         return 2 if isinstance(error, InvalidRequest) else 1
@@ -189,6 +208,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         default=None,
         help="for tests: talk to other machines without TLS; public addresses are refused",
     )
+    parser.add_argument(OPTION, action="store_true", help=argparse.SUPPRESS)
     add_log_options(parser)
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--log-json", dest="json_lines", action="store_true", default=None, help="log JSON lines")

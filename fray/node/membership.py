@@ -44,6 +44,7 @@ from fray.node import secrets
 from fray.node.certificate import NodeCertificate
 from fray.node.config import NodeConfig
 from fray.node.controller_requests import ControllerRequests
+from fray.node.handover.state import NodeHandover
 from fray.node.health.metrics_report import MetricsReporter
 from fray.node.health.monitor import HealthMonitor
 from fray.node.launcher import Launcher
@@ -73,6 +74,10 @@ class ClusterMembership:
         self.channel: Channel | None = None
         self.leaving: str | None = None
         """Reason for leaving the cluster; no attempt is started then."""
+        self.is_replaced = False
+        """True while another program is about to continue in this process; no attempt is started then."""
+        self.patience_s = config.patience_s
+        self._knows_desired = True
         self.metrics = MetricsReporter()
         self.health_monitor = HealthMonitor(launcher, self, self.metrics)
         self._requests: Requests | None = None
@@ -95,6 +100,27 @@ class ClusterMembership:
         self.advertise = config.advertise
         """Host or IP address under which other machines reach this one now."""
         self.tunnels = PortTunnels(lambda: self.wanted, lambda: self.advertise)
+
+    def adopt(self, handover: NodeHandover) -> None:
+        """Continue the membership of the program that ran in this process before; before it is dialed."""
+        # What runs is not desired until the controller has said so, and ends only then.
+        self._knows_desired = False
+        self._failures = dict(handover.failures)
+        # The lease counts from the last message to the program before.
+        self.patience_s = max(0.0, self.patience_s - (time.monotonic() - handover.heard_at))
+        for one in handover.launcher.attempts:
+            attempt_id = one.attempt_spec.attempt_id
+            self.held[attempt_id] = ObservedAttempt(attempt_id=attempt_id, phase=one.phase, pid=one.pid)
+            self.log_pusher.adopt(attempt_id, one.log[0] if one.log is not None else 0)
+
+    def reconcile_soon(self) -> None:
+        """Compare desired and held attempts again, as after a change."""
+        self._wake.set()
+
+    @property
+    def failures(self) -> dict[AttemptId, str]:
+        """Attempts that are being stopped as failed, and why."""
+        return dict(self._failures)
 
     def __repr__(self) -> str:
         wanted, held = len(self.wanted), len(self.held)
@@ -222,20 +248,25 @@ class ClusterMembership:
         for attempt_id in message.removed:
             self.wanted.pop(attempt_id, None)
         self.wanted.update((desired.attempt_id, desired) for desired in message.desired)
+        if not self._knows_desired and message.full:
+            self._knows_desired = True
+            for observed in self.held.values():
+                self._update_monitor(observed)
         # Only while this message is handled: nothing else starts these attempts, and payloads have up to 8 MiB each.
         self._payloads = {blob_id(blob): bytes(blob) for blob in blobs}
         self._reconcile()
         self._payloads = {}
 
     def _reconcile(self) -> None:
-        for action in decide(self.wanted, self.held):
-            self._act(action)
+        if self._knows_desired:
+            for action in decide(self.wanted, self.held):
+                self._act(action)
 
     def _act(self, action: Action) -> None:
         match action:
             # A node that leaves starts nothing; the controller places the attempt elsewhere when it has read the
             # goodbye.
-            case Start(desired) if self.leaving is None:
+            case Start(desired) if self.leaving is None and not self.is_replaced:
                 self._start(desired)
             case Decline(desired):
                 self._end_unstarted(desired, Outcome(cause=desired.stop_cause, message="stopped before it started"))

@@ -6,7 +6,7 @@ checkpoint). Its output goes to the attempt's log; a stop cancels it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -68,6 +68,15 @@ class PreparedEnvironment:
         return asdict(self, filter=attr_filters.exclude("environ", "lock_path"))
 
 
+@frozen(kw_only=True)
+class LeaseHandover:
+    """Lock on an environment that is passed on to the next program in this process, and the attempts that use it."""
+
+    path: str
+    descriptor: int
+    attempts: tuple[str, ...]
+
+
 class Preparer(Protocol):
     """Prepares attempts."""
 
@@ -104,6 +113,14 @@ class EnvironmentServices(Protocol):
         """Release what an attempt used; it has ended, prepared or not."""
         ...
 
+    def hand_over(self, attempts: Collection[str]) -> list[LeaseHandover]:
+        """Return what these attempts use and what has to stay locked."""
+        ...
+
+    def adopt(self, leases: Iterable[LeaseHandover]) -> None:
+        """Hold what running attempts use, before `run`; containers are not ended then."""
+        ...
+
 
 class RequirementProvider(Preparer, EnvironmentServices, Protocol):
     """Preparer with its background work."""
@@ -127,4 +144,10 @@ class NothingToPrepare:
         return ""
 
     def release(self, attempt_id: str) -> None:
+        pass
+
+    def hand_over(self, attempts: Collection[str]) -> list[LeaseHandover]:
+        return []
+
+    def adopt(self, leases: Iterable[LeaseHandover]) -> None:
         pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable
 
 import trio
 
@@ -15,6 +16,7 @@ from fray.net.cluster_token import ClusterToken
 from fray.net.transport import Credential, CredentialSource, Network
 from fray.node.certificate import NodeCertificate
 from fray.node.config import NodeConfig
+from fray.node.handover.state import NodeHandover
 from fray.node.joining import find_credential, with_machine_attribute
 from fray.node.launcher import Launcher
 from fray.node.linux.process_wait import wait_process_end
@@ -35,6 +37,9 @@ class _MembershipProxy:
     def __init__(self, config: NodeConfig, launcher: Launcher, certificate: NodeCertificate | None) -> None:
         self.member = ClusterMembership(config, launcher, "")
         self.certificate = certificate
+        self.is_adopted = False
+        """True if ``member`` continues that of the program before, and is the first one to be run."""
+        self.on_member: Callable[[ClusterMembership], None] = lambda member: None
         # The launcher outlives each membership, so its callbacks look up the current one with each call.
         launcher.on_observed = lambda observed, value: self.member.on_observed(observed, value)
         launcher.on_log = lambda attempt_id, chunk: self.member.log_pusher.push(attempt_id, chunk)
@@ -52,6 +57,8 @@ async def run_node(
     rng: random.Random,
     leave: trio.Event | None = None,
     certificate: NodeCertificate | None = None,
+    adopted: NodeHandover | None = None,
+    on_member: Callable[[ClusterMembership], None] = lambda member: None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run a node until cancelled, until ``leave`` is set, or until the parent process of the config ends.
@@ -63,6 +70,8 @@ async def run_node(
 
     Args:
         certificate: of this node, kept valid while it is a member. None: there is no TLS.
+        adopted: state of the program that ran in this process before; its membership is continued.
+        on_member: called with each membership, before it is dialed.
 
     Raises:
         NodeNameInUse, Unauthorized, ProtocolMismatch: the controller rejects the node.
@@ -71,6 +80,12 @@ async def run_node(
     if config.join_token:
         config = with_machine_attribute(config)
     proxy, leave = _MembershipProxy(config, launcher, certificate), trio.Event() if leave is None else leave
+    if adopted is not None:
+        # Before the launcher runs, which reports what ends from then on.
+        proxy.member = ClusterMembership(config, launcher, adopted.incarnation, certificate)
+        proxy.member.adopt(adopted)
+        proxy.is_adopted = True
+    proxy.on_member = on_member
     error: FrayError | None = None
     async with trio.open_nursery() as nursery:
         try:
@@ -96,12 +111,16 @@ async def _run_memberships(
     task_status: trio.TaskStatus[None],
 ) -> None:
     """Run one membership after the other, until the node leaves."""
-    joined, pause_s = False, REJOIN_FIRST_S
+    joined, pause_s, is_started = proxy.is_adopted, REJOIN_FIRST_S, False
     credential = await _find_credential(config, network, rng, leave)
     while credential is not None and not leave.is_set():
         # A new incarnation: the controller may have placed the attempts of the last one elsewhere.
-        proxy.member = member = ClusterMembership(config, launcher, mint(rng), proxy.certificate)
-        error = await _run_membership(member, credential, network, rng, leave, None if joined else task_status)
+        if not proxy.is_adopted:
+            proxy.member = ClusterMembership(config, launcher, mint(rng), proxy.certificate)
+        member, proxy.is_adopted = proxy.member, False
+        proxy.on_member(member)
+        error = await _run_membership(member, credential, network, rng, leave, None if is_started else task_status)
+        is_started = is_started or member.channel is not None
         if leave.is_set():
             return
         joined_now = member.channel is not None
@@ -211,7 +230,7 @@ async def _dial(
         handler=member.attach,
         incarnation=member.incarnation,
         # Time in suspension counts: the controller's lease has run meanwhile.
-        policy=RedialPolicy(refused_is_final=False, give_up_s=config.patience_s, excludes_suspension=False),
+        policy=RedialPolicy(refused_is_final=False, give_up_s=member.patience_s, excludes_suspension=False),
         rng=rng,
         task_status=task_status,
     )

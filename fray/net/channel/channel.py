@@ -166,6 +166,11 @@ class Channel:
         return self.process_was_suspended or (self._connection is not None and self._connection.is_stale)
 
     @property
+    def heard_at(self) -> float:
+        """Time of the last message of the peer, on Trio's clock; ``-inf``: none."""
+        return self._connection.received_at if self._connection is not None else self.received_at
+
+    @property
     def connected(self) -> bool:
         """Return whether there is a connection at this moment."""
         return self._connection is not None

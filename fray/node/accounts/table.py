@@ -90,6 +90,10 @@ class AccountTable:
         self._rows[user].used_at = time.time()
         return self._account(user)
 
+    def adopt(self, user: str) -> None:
+        """Note an attempt that runs under the account of a user already."""
+        self._attempts[user] += 1
+
     def release(self, user: str) -> None:
         """End the use of the account by one attempt."""
         self._attempts[user] -= 1

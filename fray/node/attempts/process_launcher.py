@@ -12,6 +12,8 @@ import hashlib
 import logging
 import os
 import signal
+import socket
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,14 +29,18 @@ from fray.net.atomic_file import write_atomically
 from fray.net.buffers import shared_memory
 from fray.node.accounts.leftovers import uid_of
 from fray.node.accounts.table import AccountTable
+from fray.node.attempts.adoption import pass_on, take_over
 from fray.node.attempts.runner import (
     AttemptRunner,
     RunningAttempt,
     close_shim,
     start_failure,
 )
+from fray.node.attempts.shim_connection import ShimConnection
 from fray.node.attempts.values import send_from_file
 from fray.node.config import LogRules, PidNamespaceMode
+from fray.node.handover.process import confirm
+from fray.node.handover.state import AttemptHandover, LauncherHandover, ZygoteHandover
 from fray.node.job_process.bootstrap import ENTRY, PRELOAD
 from fray.node.job_process.inherited_environ import STATE_MARK, node_environ
 from fray.node.launcher import Launcher
@@ -62,7 +68,7 @@ from fray.node.resources.attempt_limit import AttemptLimiter
 from fray.node.shim.pid_namespace import isolation_mode, uses_pid_namespace
 from fray.node.shim.stack_capture import CAPTURED, find_py_spy
 from fray.node.zygotes.manager import ZygoteManager
-from fray.node.zygotes.pool import ZygotePool
+from fray.node.zygotes.pool import PooledZygote, ZygotePool
 from fray.node.zygotes.zygote import ForkedZygote
 
 STATE_FORMAT = 2
@@ -93,6 +99,7 @@ class ProcessLauncher(Launcher):
         log_rules: limits for the logs that are retained.
         descriptors: number of file descriptors each attempt may have open. Default: as many as this process.
         accounts: accounts of the users, under which their jobs run. Default: all run under that of this process.
+        adopted: what the program that ran in this process before has left running. None: there was none.
     """
 
     def __init__(
@@ -110,8 +117,10 @@ class ProcessLauncher(Launcher):
         log_rules: LogRules | None = None,
         descriptors: int | None = None,
         accounts: AccountTable | None = None,
+        adopted: LauncherHandover | None = None,
     ) -> None:
         super().__init__()
+        self._adopted = adopted
         self.accounts = accounts
         self.pid_namespace = pid_namespace
         self.state_dir = Path(state_dir).absolute()
@@ -131,8 +140,12 @@ class ProcessLauncher(Launcher):
         self.zygote_pool = ZygotePool(self.zygotes, partial(self._make_zygote_manager, warm))
         self.attempt_limiter = AttemptLimiter()
         self._attempts: dict[str, RunningAttempt] = {}
+        self._resumed: list[tuple[RunningAttempt, AttemptHandover, PooledZygote]] = []
+        """Adopted attempts whose tasks do not run yet."""
         self._nursery: trio.Nursery | None = None
         self._shim_started = trio.Event()
+        self.own_children: set[int] = set()
+        """Pids of processes that others of this node have started, and reap."""
         self._lingering_shims: dict[int, int | None] = {}
         """Shims still trying to end processes of ended attempts: process descriptor to pid."""
 
@@ -180,7 +193,10 @@ class ProcessLauncher(Launcher):
             if self.accounts is not None:
                 _open_accounts(self.accounts)
             # Before this process starts or adopts anything: all that is found now belongs to an earlier run.
-            self._end_survivors()
+            if self._adopted is not None:
+                self._adopt_attempts(self._adopted)
+            else:
+                self._end_survivors()
             if self.subreaper:
                 become_subreaper()
             try:
@@ -205,6 +221,9 @@ class ProcessLauncher(Launcher):
                 await self._nursery.start(self.zygote_pool.run)
                 await self._nursery.start(self.environment_services.run)
                 self._check_namespaces()
+                if self._adopted is not None:
+                    self.zygote_pool.hold_adopted()
+                    confirm()
             except LaunchFailed as error:
                 self._nursery.cancel_scope.cancel()
                 return error
@@ -213,6 +232,13 @@ class ProcessLauncher(Launcher):
             # Devices that survivors of an earlier run still hold.
             self._watch_busy_devices(list(self.allocator.busy))
             self._nursery.start_soon(self.logs.run)
+            for attempt, adopted, pooled in self._resumed:
+                control = ShimConnection(socket.socket(fileno=adopted.control), adopted.unread)
+                self._nursery.start_soon(self._run_attempt, attempt, (control, pooled))
+                if attempt.overdue_at is not None:
+                    overdue_s = max(0.0, attempt.overdue_at - time.monotonic())
+                    self._nursery.start_soon(self._kill_overdue_shim, attempt, overdue_s)
+            self._resumed = []
             task_status.started()
         return None
 
@@ -299,15 +325,20 @@ class ProcessLauncher(Launcher):
 
     def _request_end(self, attempt: RunningAttempt, what: str, overdue_s: float, value: float = 1) -> None:
         assert self._nursery is not None
+        due_at = time.monotonic() + overdue_s
+        attempt.overdue_at = due_at if attempt.overdue_at is None else min(due_at, attempt.overdue_at)
         self._nursery.start_soon(self._kill_overdue_shim, attempt, overdue_s)
         if attempt.request(what, value):
             AttemptRunner(attempt, self).report_phase(Phase.STOPPING)
 
     # One attempt
 
-    async def _run_attempt(self, attempt: RunningAttempt) -> None:
+    async def _run_attempt(
+        self, attempt: RunningAttempt, resumed: tuple[ShimConnection, PooledZygote] | None = None
+    ) -> None:
+        runner = AttemptRunner(attempt, self)
         try:
-            outcome, value = await AttemptRunner(attempt, self).run()
+            outcome, value = await (runner.run() if resumed is None else runner.resume(*resumed))
             if attempt.unkillable:
                 outcome = self._keep_devices_busy(attempt, outcome)
             else:
@@ -414,6 +445,77 @@ class ProcessLauncher(Launcher):
             for each in {attempt.directory, Path(attempt.attempt_spec.directory), Path(attempt.attempt_spec.sockets)}:
                 remove(each)
 
+    # Replacement of this program by another one in the same process
+
+    def hand_over(self) -> LauncherHandover | None:
+        """Return what another program needs to continue in this process; None while something cannot be passed on.
+
+        Attempts without a process are left out: they are started again.
+        """
+        if self._lingering_shims:
+            return None
+        found = []
+        for attempt in self._attempts.values():
+            if attempt.control is not None:
+                one = pass_on(attempt, self.allocator)
+                if one is None:
+                    return None
+                found.append(one)
+            # Ended and not forgotten, being started, or ending.
+            elif attempt.ended.is_set() or attempt.zygote is not None or attempt.shim is not None:
+                return None
+        links = self.zygote_pool.hand_over()
+        used = {one.zygote for one in found}
+        # Killed, and its shims are ending.
+        if not used.issubset(links):
+            return None
+        return LauncherHandover(
+            attempts=tuple(found),
+            zygotes=tuple(ZygoteHandover(pid=pid, link=link) for pid, link in links.items()),
+            leases=tuple(self.environment_services.hand_over([one.attempt_spec.attempt_id for one in found])),
+        )
+
+    def _adopt_attempts(self, adopted: LauncherHandover) -> None:
+        """Take over attempts of the program that ran in this process before, and remove what is left of others."""
+        for descriptor in adopted.descriptors:
+            os.set_inheritable(descriptor, False)
+        for zygote in adopted.zygotes:
+            self.zygote_pool.adopt(zygote.pid, zygote.link, self._on_zygote_lost)
+        self.environment_services.adopt(adopted.leases)
+        for one in adopted.attempts:
+            # Before the zygotes are held, which is as long as they are used.
+            self._resumed.append((self._adopt_attempt(one), one, self.zygote_pool.adopted(one.zygote)))
+        kept = {path for one in adopted.attempts for path in one.directories}
+        for each in (self._root, self._sockets, self._records):
+            for entry in each.iterdir() if each.is_dir() else ():
+                if str(entry) not in kept:
+                    remove(entry)
+        groups = {one.allocation.group for one in adopted.attempts}
+        for group in self.allocator.leftover_groups():
+            if group.path not in groups:
+                group.kill_and_remove()
+        self.logs.store.recover([one.attempt_spec.attempt_id for one in adopted.attempts])
+        self._make_directories()
+
+    def _adopt_attempt(self, one: AttemptHandover) -> RunningAttempt:
+        attempt = take_over(one)
+        attempt_id = attempt.attempt_id
+        self._attempts[attempt_id] = attempt
+        if one.log is not None:
+            attempt.log = self.logs.store.open(attempt_id, partial(self.on_log, attempt_id))
+            attempt.log.move(one.log)
+        self.allocator.adopt(one.attempt_spec, one.allocation, lambda: attempt.shim, one.holders_before)
+        self.attempt_limiter.adopt(attempt_id)
+        if self.accounts is not None and one.attempt_spec.account is not None:
+            self.accounts.adopt(one.attempt_spec.spec.user)
+        return attempt
+
+    def release_logs(self) -> None:
+        """Report lines of adopted attempts: there is a connection to the controller."""
+        for attempt in self._attempts.values():
+            if attempt.log is not None and not attempt.ended.is_set():
+                attempt.log.release()
+
     # Orphans and survivors
 
     def _end_survivors(self) -> None:
@@ -439,9 +541,9 @@ class ProcessLauncher(Launcher):
     def _make_directories(self) -> None:
         """Make the directories in which each attempt has its own."""
         for each in (self._root, self._sockets):
-            each.mkdir(mode=0o700, parents=True)
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.accounts is not None:
-            self._records.mkdir(mode=0o700)
+            self._records.mkdir(mode=0o700, exist_ok=True)
             # An account has to enter its own directories. It cannot list these, and all else in them is private.
             for each in (self.state_dir, self._root, self._sockets):
                 each.chmod(0o711)
@@ -479,7 +581,8 @@ class ProcessLauncher(Launcher):
         if any(a.zygote not in (None, *zygotes) for a in living):
             return False
         shims = [*(a.shim for a in living if a.shim != dead), *self._lingering_shims.values()]
-        spare = {pid for pid in (*shims, *zygotes, *self.environment_services.pids) if pid is not None}
+        others = (*zygotes, *self.environment_services.pids, *self.own_children)
+        spare = {pid for pid in (*shims, *others) if pid is not None}
         # Looked at first: with only spared children left, `end_descendants` would read all of /proc to be certain.
         if any(pid not in spare for pid in children(os.getpid())):
             end_descendants(spare)

@@ -73,6 +73,12 @@ class RunningAttempt:
     pipes: dict[str, int] = field(factory=dict)
     """Read ends of the job's output pipes by stream; a copy of the shim's, so that what is in them survives a killed
     shim."""
+    prepared: PreparedEnvironment | None = None
+    """Environment in which it was started, once it has a shim."""
+    zygotes: ZygoteManager | None = None
+    """Manager of the zygote that has forked its shim."""
+    overdue_at: float | None = None
+    """Time of `time.monotonic` at which its shim is killed."""
     fetches_payload: bool = False
     """True if its payload is large, and is fetched before the start."""
     stop_requested: bool = False
@@ -162,6 +168,16 @@ class AttemptRunner:
             if pooled is not None:
                 # The environment and its zygote may be evicted from here on: no process of the attempt is left.
                 pooled.release()
+            self.services.environment_services.release(self.attempt.attempt_id)
+
+    async def resume(self, control: ShimConnection, pooled: PooledZygote) -> Ended:
+        """Continue an attempt that the program which ran in this process before has started."""
+        assert self.attempt.prepared is not None
+        try:
+            with contextlib.closing(control):
+                return await self._handle_messages(control, self.attempt.prepared, pooled.manager)
+        finally:
+            pooled.release()
             self.services.environment_services.release(self.attempt.attempt_id)
 
     async def _run(self, prepared: PreparedEnvironment, pooled: PooledZygote | None) -> Ended:
@@ -305,7 +321,7 @@ class AttemptRunner:
         self, control: ShimConnection, prepared: PreparedEnvironment, zygotes: ZygoteManager
     ) -> Ended:
         attempt = self.attempt
-        attempt.control = control
+        attempt.control, attempt.prepared, attempt.zygotes = control, prepared, zygotes
         if attempt.log is not None:
             attempt.log.send_to_shim = lambda text: control.notify(say=text)
         if attempt.end_requested:

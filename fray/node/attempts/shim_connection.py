@@ -18,12 +18,18 @@ _CLOEXEC = socket.MSG_CMSG_CLOEXEC
 class ShimConnection:
     """Socket of one shim; closing it makes the shim end its job."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, unread: str = "") -> None:
         end.setblocking(False)
         self._socket = end
-        self._lines: list[bytes] = []
-        self._rest = b""
+        self._lines: list[bytes]
+        *self._lines, self._rest = unread.encode().split(b"\n")
         self._descriptors: list[int] = []
+
+    def hand_over(self) -> tuple[int, str] | None:
+        """Return the descriptor of the socket, and what was received and not returned yet; None: not now."""
+        if self._descriptors:
+            return None
+        return self._socket.fileno(), b"\n".join((*self._lines, self._rest)).decode()
 
     async def send(self, message: dict[str, Any]) -> None:
         """Send a large message. Raises OSError if the shim has ended."""

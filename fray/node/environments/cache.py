@@ -57,6 +57,9 @@ class EnvironmentLock:
     path: str
     _file: int = field(alias="_file")
 
+    def fileno(self) -> int:
+        return self._file
+
     def close(self) -> None:
         if self._file >= 0:
             os.close(self._file)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from fray.model.specs import AttemptSpec, EntryKind, JobAccount
 from fray.model.text import byte_size_text, duration_text
 from fray.node.accounts.switch import give, set_environ
 from fray.node.config import EnvironmentLimits
-from fray.node.prepare import NotPrepared, PreparedEnvironment, Say
+from fray.node.prepare import LeaseHandover, NotPrepared, PreparedEnvironment, Say
 
 if TYPE_CHECKING:
     from fray.node.containers.images import Images
@@ -61,6 +61,9 @@ class Environments:
         self._images: Images | None = None
         self._nursery: trio.Nursery | None = None
         self._held: dict[tuple[Path, str], _EnvironmentLease] = {}
+        self._adopted: list[tuple[EnvironmentLock, set[str]]] = []
+        """Locks of the program that ran in this process before, with the attempts that use them."""
+        self._ends_containers = True
 
     @property
     def pids(self) -> AbstractSet[int]:
@@ -72,7 +75,7 @@ class Environments:
         """See `EnvironmentServices.run`."""
         async with trio.open_nursery() as self._nursery:
             # Before the first attempt: containers of this node that exist now are of an earlier run.
-            if self.label:
+            if self.label and self._ends_containers:
                 await self._sweep_containers()
             task_status.started()
             while True:
@@ -224,6 +227,26 @@ class Environments:
             if not held.attempts:
                 held.lock.close()
                 del self._held[key]
+        for lock, attempts in self._adopted:
+            attempts.discard(attempt_id)
+            if not attempts:
+                lock.close()
+        self._adopted = [each for each in self._adopted if each[1]]
+
+    def hand_over(self, attempts: Collection[str]) -> list[LeaseHandover]:
+        """See `EnvironmentServices.hand_over`."""
+        held = [*((each.lock, each.attempts) for each in self._held.values()), *self._adopted]
+        used = [(lock, tuple(sorted(users.intersection(attempts)))) for lock, users in held]
+        return [
+            LeaseHandover(path=lock.path, descriptor=lock.fileno(), attempts=users) for lock, users in used if users
+        ]
+
+    def adopt(self, leases: Iterable[LeaseHandover]) -> None:
+        """See `EnvironmentServices.adopt`."""
+        from fray.node.environments.cache import EnvironmentLock
+
+        self._ends_containers = False
+        self._adopted = [(EnvironmentLock(each.path, each.descriptor), set(each.attempts)) for each in leases]
 
 
 def _open_workspace(directory: str, workspace: str, account: JobAccount) -> None:

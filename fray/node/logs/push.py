@@ -33,6 +33,12 @@ class LogPusher:
     def __repr__(self) -> str:
         return f"<LogPusher: {len(self._ends)} logs, {len(self._unpushed)} not pushed to their end>"
 
+    def adopt(self, attempt_id: AttemptId, end: int) -> None:
+        """Note how far a log goes that was pushed by the program that ran in this process before, perhaps not to its
+        end."""
+        self._ends[attempt_id] = self._unpushed[attempt_id] = end
+        self._wake.set()
+
     def push(self, attempt_id: AttemptId, chunk: LogChunk) -> None:
         """Send these lines, unless too much waits already."""
         channel = self.channel

@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -67,6 +67,8 @@ class AttemptLogWriter:
     limit_bytes: int
     send_to_shim: Callable[[str], None] | None = None
     """Sends text to its shim while that writes the log; no other process writes then."""
+    is_held: bool = False
+    """True while new lines are not reported: there is no connection to the controller yet."""
     _tail: Tail = field(init=False)
     _writer: LogWriter | None = None
 
@@ -95,8 +97,18 @@ class AttemptLogWriter:
         # Lines are read back from the disk: so a reported line outlives its shim and its node, a burst is limited by
         # the page cache and not by queues of the node, and lines that could not be sent can be read later by the same
         # numbers.
-        while (chunk := self._tail.read()) is not None:
+        while not self.is_held and (chunk := self._tail.read()) is not None:
             self.on_lines(chunk)
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Place up to which lines were reported; see `Tail.place`."""
+        return self._tail.place
+
+    def move(self, place: tuple[int, int, int]) -> None:
+        """Report only lines after a place of an earlier writer of this log, once `release` is called."""
+        self._tail.move(place)
+        self.is_held = True
 
     def finish(self, pipes: dict[str, int] | None = None, hide: Hide | None = None) -> None:
         """Complete the log of an attempt whose shim was killed; see `finish_log`."""
@@ -104,8 +116,14 @@ class AttemptLogWriter:
             finish_log(self.directory, pipes, hide)
         self.forward()
 
+    def release(self) -> None:
+        """Report lines from now on, and those that were held back."""
+        self.is_held = False
+        self.forward()
+
     def close(self) -> None:
         """Mark the log as complete."""
+        self.release()
         self._tail.close()
         self._close_writer()
         with contextlib.suppress(OSError):
@@ -147,10 +165,11 @@ class LogStore:
             return LogPage(attempt_id=ask.attempt_id, start=start, first=start, next=start, missing=missing), b""
         return read_page([(first, path.read_bytes) for first, path in segments(directory)], ask, now)
 
-    def recover(self) -> None:
-        """Complete the logs of attempts that an earlier node left behind."""
+    def recover(self, living: Collection[AttemptId] = ()) -> None:
+        """Complete the logs of attempts that an earlier node left behind, except those that are still running."""
+        spared = {self.directory(attempt_id) for attempt_id in living}
         for directory in self.directories():
-            if not (directory / _ENDED).exists():
+            if directory not in spared and not (directory / _ENDED).exists():
                 try:
                     finish_log(directory)
                     # Only once it is complete: one that could not be completed is tried again at the next start.

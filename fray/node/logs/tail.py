@@ -57,6 +57,16 @@ class Tail:
             elif found is not None and found.data:
                 return found
 
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Number of the next line to read, number of its segment's first line, and offset there."""
+        return self.next, self._first, self._offset
+
+    def move(self, place: tuple[int, int, int]) -> None:
+        """Continue at a `place`, before the first `read`."""
+        if self._open(place[1]):
+            self.next, self._first, self._offset = place
+
     def _records(self, limit_bytes: int) -> LogChunk | None:
         """Return what follows in this segment: a chunk without lines if that is pending only, None at its end."""
         if self._file < 0 and not self._open(self._first):

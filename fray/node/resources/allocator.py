@@ -115,6 +115,25 @@ class ResourceAllocator:
         )
         return allocation
 
+    def adopt(
+        self,
+        attempt_spec: AttemptSpec,
+        allocation: Allocation,
+        shim: Callable[[], int | None],
+        holders_before: Iterable[tuple[int, int]],
+    ) -> None:
+        """Note what an attempt of the program that ran in this process before has."""
+        self._allocated[attempt_spec.attempt_id] = _AttemptResources(
+            attempt_spec=attempt_spec, allocation=allocation, shim=shim, holders_before=frozenset(holders_before)
+        )
+        if allocation.cpus:
+            self.cpus.allocated[attempt_spec.attempt_id] = allocation.cpus
+
+    def allocated(self, attempt_id: str) -> tuple[Allocation, tuple[tuple[int, int], ...]]:
+        """Return the allocation of an attempt, and the processes that held its devices before. Raises KeyError."""
+        held = self._allocated[attempt_id]
+        return held.allocation, tuple(held.holders_before)
+
     def _make_group(self, attempt_spec: AttemptSpec, limit_bytes: int) -> tuple[str, int]:
         if self.groups is None:
             return "", 0

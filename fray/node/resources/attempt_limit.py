@@ -48,6 +48,13 @@ class AttemptLimiter:
             await self._slots.acquire_on_behalf_of(attempt_id)
         self._admitted.add(attempt_id)
 
+    def adopt(self, attempt_id: str) -> None:
+        """Give a slot to an attempt that runs, also if there is none left."""
+        if self._slots.available_tokens < 1:
+            self._slots.total_tokens += 1
+        self._slots.acquire_on_behalf_of_nowait(attempt_id)
+        self._admitted.add(attempt_id)
+
     def release(self, attempt_id: str) -> None:
         """Release the slot of an attempt, if it has one."""
         if attempt_id in self._admitted:

@@ -103,14 +103,14 @@ class ZygoteManager:
             self._set_running(None)
             # Also when the node is cancelled: it must not end before everything below the zygote has.
             with trio.CancelScope(shield=True):
-                await _reap_when_done(running)
+                await reap_when_done(running)
         log.warning("the zygote (pid %d) has died; starting another", running.pid)
         # After it was reaped: the kernel reparents its children when it ends.
         self.on_lost()
 
     def _take_first(self) -> _RunningZygote | None:
         first, self._first = self._first, None
-        return None if first is None else _running_zygote(first.pid, first.link)
+        return None if first is None else make_running(first.pid, first.link)
 
     def _spawn(self) -> _RunningZygote:
         """Start a zygote; it ends when the node does, whose pidfd it watches."""
@@ -134,7 +134,7 @@ class ZygoteManager:
                 node_end.close()
                 raise LaunchFailed(f"{self.interpreter} could not be started: {error.strerror}") from None
         self.pid = pid
-        return _running_zygote(pid, node_end)
+        return make_running(pid, node_end)
 
     async def _wait_ready(self, running: _RunningZygote) -> None:
         with trio.move_on_after(READY_S):
@@ -170,6 +170,11 @@ class ZygoteManager:
         while self._running_zygote is None:
             await self._changed.wait()
         return self._running_zygote
+
+    def running_links(self) -> dict[int, int]:
+        """Return the pid of the running zygote, if there is one, and the descriptor of the link to it."""
+        running = self._running_zygote
+        return {running.pid: running.link.fileno()} if running is not None else {}
 
     async def fork_shim(self, control: socket.socket, *, namespace: bool = False) -> int:
         """Fork a shim that holds ``control``; waits for a running zygote. If it fails, the socket is closed.
@@ -219,14 +224,15 @@ class ZygoteManager:
             await self._changed.wait()
 
 
-def _running_zygote(pid: int, link: socket.socket) -> _RunningZygote:
+def make_running(pid: int, link: socket.socket) -> _RunningZygote:
+    """Return the process of a zygote that runs."""
     link.setblocking(False)
     return _RunningZygote(pid=pid, link=link, pidfd=os.pidfd_open(pid))
 
 
 def _exit_code(running: _RunningZygote) -> int:
     """Return the exit code of a zygote that has ended, without reaping it. Negative: the signal that killed it."""
-    # WNOWAIT: `_reap_when_done` reaps it, and its pid must not be reused before.
+    # WNOWAIT: `reap_when_done` reaps it, and its pid must not be reused before.
     ended = os.waitid(os.P_PIDFD, running.pidfd, os.WEXITED | os.WNOWAIT)
     assert ended is not None
     return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
@@ -247,7 +253,7 @@ async def _packet(link: socket.socket) -> bytes:
             return b""
 
 
-async def _reap_when_done(running: _RunningZygote) -> None:
+async def reap_when_done(running: _RunningZygote) -> None:
     """Let it end (it kills what is below it first), and reap it. One that is not ready has nothing below it."""
     trio.lowlevel.notify_closing(running.link)
     # The end of its link asks a zygote to end everything below it.

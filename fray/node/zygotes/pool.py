@@ -58,12 +58,13 @@ class ZygotePool:
         self._make_manager = make
         self._others: dict[str, PooledZygote] = {}
         self._stopping: set[PooledZygote] = set()
+        self._adopted: dict[int, PooledZygote] = {}
         self._nursery: trio.Nursery | None = None
 
     @property
     def pids(self) -> set[int]:
         """Pids of all zygotes, including those that are starting or ending."""
-        zygote_pool = (self.own, *self._others.values(), *self._stopping)
+        zygote_pool = (self.own, *self._others.values(), *self._stopping, *self._adopted.values())
         return {pooled.manager.pid for pooled in zygote_pool if pooled.manager.pid is not None}
 
     @property
@@ -88,6 +89,38 @@ class ZygotePool:
                 await trio.sleep_forever()
         if error is not None:
             raise error
+
+    def adopt(self, pid: int, link: int, on_lost: Callable[[], None]) -> None:
+        """Take over a zygote of the program that ran in this process before. `adopted` returns it."""
+        from fray.node.zygotes.adopted import AdoptedZygote  # rare
+
+        self._adopted[pid] = PooledZygote(AdoptedZygote(pid, link, on_lost))
+
+    def adopted(self, pid: int) -> PooledZygote:
+        """Return that zygote for one attempt. Call `PooledZygote.release` when nothing of the attempt is left."""
+        self._adopted[pid].users += 1
+        return self._adopted[pid]
+
+    def hold_adopted(self) -> None:
+        """Hold each adopted zygote as long as it is used."""
+        assert self._nursery is not None, "zygotes need to run"
+        for pid, pooled in self._adopted.items():
+            self._nursery.start_soon(self._hold_adopted, pid, pooled)
+
+    async def _hold_adopted(self, pid: int, pooled: PooledZygote) -> None:
+        async def wait_unused() -> None:
+            while pooled.users:
+                await pooled.changed.park()
+
+        try:
+            await pooled.manager.run_until(wait_unused)  # type: ignore[attr-defined]
+        finally:
+            del self._adopted[pid]
+
+    def hand_over(self) -> dict[int, int]:
+        """Return the link of each running zygote by its pid."""
+        pooled = (self.own, *self._others.values(), *self._stopping, *self._adopted.values())
+        return {pid: link for each in pooled for pid, link in each.manager.running_links().items()}
 
     async def acquire(self, prepared: PreparedEnvironment) -> PooledZygote:
         """Return the zygote of that environment, started first if necessary. Call `PooledZygote.release` after use.
