@@ -4,4 +4,7 @@ Upwards, each may import those above it:
 
 - `requests`: what is asked of an inference server, and what it answers; plain data, without torch. The engine that
   computes the answers, `fray.rl.tensors.engine`, is below all other modules of this package.
+- `decoding`: what happens between two decoding steps, in one thread; `decoding_thread` runs it beside the loop.
+- `request_table`: requests by id, who waits for them, and what a repetition gets.
+- `server`: the actor.
 """

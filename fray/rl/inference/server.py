@@ -1,0 +1,294 @@
+"""Actor that generates with a model: requests, streams, new weights between two decoding steps."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import trio
+
+from fray.api.actors.current_actor import CurrentActor, current_actor
+from fray.errors import ActorFailed, FrayError
+from fray.rl.core.versions import VersionName
+from fray.rl.inference.decoding import (
+    Decoder,
+    DecodingEngine,
+    DecodingOutcome,
+    Done,
+    InterruptMode,
+    WeightUpdate,
+    checked_mode,
+)
+from fray.rl.inference.decoding_thread import DecodingThread
+from fray.rl.inference.request_table import OpenRequest, RequestTable
+from fray.rl.inference.requests import Completion, GenerateRequest, TokenEvent
+
+RATE_WINDOW_S = 10.0
+"""Seconds over which tokens per second and the busy share are counted."""
+END_S = 4.0
+"""Seconds that the thread has to finish its step when the actor ends."""
+
+log = logging.getLogger("fray.rl.inference")
+
+
+def _resume(decoder: Decoder, done: Done) -> None:
+    decoder.resume()
+    done(None)
+
+
+class InferenceServer:
+    """Generates completions with the weights that it has, and says which.
+
+    An actor (``scope.create_actor(InferenceServer, make_engine)``), or an object of a Trio program: then `aclose` ends
+    it. A failing engine fails its requests and the actor.
+
+    Args:
+        make_engine: makes the engine, in the thread that will use it; in an actor it is pickled.
+        name: for messages and logs.
+    """
+
+    def __init__(self, make_engine: Callable[[], DecodingEngine], *, name: str = "inference server") -> None:
+        self._name = name
+        self._failure: Exception | None = None
+        self._actor: CurrentActor | None = None
+        try:
+            self._actor = current_actor()
+        except FrayError:
+            pass
+        self._thread = DecodingThread(make_engine, name, self._take, self._end)
+        self._requests = RequestTable(
+            lambda request, stream: self._thread.send(lambda decoder: decoder.add(request, stream)),
+            lambda name: self._thread.send(lambda decoder: decoder.cancel(name)),
+        )
+        self._waits: set[trio.Event] = set()
+        """Events of commands that the thread has not done yet."""
+        self._tokens = 0
+        self._samples: deque[tuple[float, int, float]] = deque([(time.monotonic(), 0, 0.0)])
+        """(time, tokens, busy seconds), for the rates."""
+
+    # Requests --------------------------------------------------------------------------------------------------------
+
+    async def generate(self, request: GenerateRequest) -> list[Completion]:
+        """Return the completions of a request, by index.
+
+        A request whose id is known attaches to the first: it runs once in this server. One that every caller has
+        cancelled ends in the engine, too.
+
+        Raises:
+            ValueError: the engine can never answer it (too long), or its id names another request.
+            ServerBusy: too many requests are open.
+            ActorFailed: the engine has failed; the cause is its error.
+        """
+        return (await self.generate_many([request]))[0]
+
+    async def generate_many(self, requests: Sequence[GenerateRequest]) -> list[list[Completion]]:
+        """Return the completions of each request, when all have ended; one message for many requests.
+
+        Raises:
+            ValueError, ServerBusy, ActorFailed: as `generate`, of the first request that fails; the others are
+                cancelled.
+        """
+        entries: list[OpenRequest] = []
+        try:
+            for request in requests:
+                self._check()
+                entries.append(self._requests.attach(request))
+            results = []
+            for entry in entries:
+                await entry.ended.wait()
+                results.append(entry.result())
+            return results
+        finally:
+            for entry in entries:
+                self._requests.detach(entry)
+
+    async def stream(self, request: GenerateRequest) -> AsyncIterator[TokenEvent | Completion]:
+        """Generate tokens as they are made, and each completion when it has ended. Closing it cancels the request.
+
+        Raises:
+            ValueError, ServerBusy, ActorFailed: as `generate`.
+            ReaderTooSlow: the reader was too many tokens behind.
+        """
+        self._check()
+        entry = self._requests.attach(request, stream=True)
+        try:
+            while True:
+                await entry.news.wait()
+                while entry.unread:
+                    yield entry.unread.popleft()
+                if entry.ended.is_set():
+                    entry.result()
+                    return
+                entry.news = trio.Event()
+        finally:
+            self._requests.detach(entry)
+
+    # Weights and pauses ----------------------------------------------------------------------------------------------
+
+    async def load_weights(self, version: VersionName, table: Any, weights: Any, mode: InterruptMode = "keep") -> None:
+        """Load weights between two decoding steps; returns when the next token is made by them.
+
+        Loading the version that the server has does nothing.
+
+        Args:
+            version: name of the weights.
+            table: `fray.rl.weights_table.WeightTable` of the buffer.
+            weights: the buffer, or a reference that gives it when awaited. It is read before this returns, not later.
+            mode: requests in flight continue (``keep``), finish first (``wait``) or end with "abort" (``abort``).
+
+        Raises:
+            ValueError: the table is of another model, the version is older than that of the server, the mode is
+                unknown, or requests would have to finish while the server is paused. The weights are as before.
+            ActorFailed: the engine has failed.
+        """
+        checked = checked_mode(mode)
+        buffer = await weights if inspect.isawaitable(weights) else weights
+        update = WeightUpdate(version, table, buffer, checked)
+        refusal = await self._command(lambda decoder, done: decoder.update(update, done))
+        if refusal is not None:
+            raise refusal
+
+    async def pause(self, mode: InterruptMode = "wait") -> None:
+        """Stop decoding; new requests wait for `resume`. Returns when no token is made any more.
+
+        Args:
+            mode: requests in flight stay where they are (``keep``), finish first (``wait``) or end with "abort".
+
+        Raises:
+            ValueError: the mode is unknown.
+            ActorFailed: the engine has failed.
+        """
+        checked = checked_mode(mode)
+        await self._command(lambda decoder, done: decoder.pause(checked, done))
+
+    async def resume(self) -> None:
+        """Decode again after `pause`; nothing happens to a server that is not paused. Raises ActorFailed as `pause`."""
+        await self._command(_resume)
+
+    async def is_paused(self) -> bool:
+        """Return whether the server is paused. Raises ActorFailed as `pause`."""
+        await self._ready()
+        assert self._thread.decoder is not None
+        return self._thread.decoder.is_paused
+
+    async def status(self) -> dict[str, Any]:
+        """Return numbers about the server, when its engine is ready.
+
+        ``version`` (a `VersionName`), ``paused``, ``running`` and ``waiting`` (requests), ``max_length`` (tokens),
+        ``tokens`` (of ended completions), ``steps``, ``busy_s`` (seconds in decoding steps) since the start; and
+        ``tokens_per_s`` and ``busy_share`` (0 to 1) over the last `RATE_WINDOW_S` seconds.
+
+        Raises:
+            ActorFailed: the engine has failed.
+        """
+        await self._ready()
+        decoder = self._thread.decoder
+        assert decoder is not None
+        self._sample()
+        (then, tokens, busy_s), (now, tokens_now, busy_now) = self._samples[0], self._samples[-1]
+        elapsed = max(now - then, 1e-9)
+        return {
+            "version": decoder.engine.version,
+            "paused": decoder.is_paused,
+            "running": len(decoder.running),
+            "waiting": len(self._requests) - len(decoder.running),
+            "max_length": decoder.engine.max_length,
+            "tokens": tokens_now,
+            "steps": decoder.steps,
+            "busy_s": busy_now,
+            "tokens_per_s": (tokens_now - tokens) / elapsed,
+            "busy_share": min((busy_now - busy_s) / elapsed, 1.0),
+        }
+
+    # End -------------------------------------------------------------------------------------------------------------
+
+    async def aclose(self) -> None:
+        """End the thread, at most `END_S` seconds later; requests that are open fail."""
+        self._thread.stop()
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + END_S):
+            await self._thread.ended.wait()
+        if not self._thread.ended.is_set():
+            log.warning("%s: its decoding step takes more than %g s; its thread is abandoned", self._name, END_S)
+        self._fail(ActorFailed(f"{self._name} has ended"))
+
+    async def __fray_cleanup__(self) -> None:
+        await self.aclose()
+
+    # Inside ----------------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def _ready(self) -> None:
+        await self._thread.ready.wait()
+        self._check()
+
+    async def _command(self, run: Callable[[Decoder, Done], None]) -> ValueError | None:
+        """Run a command in the thread and return what it passes to ``done``; a failure of the server ends the wait.
+
+        A cancelled caller waits until the thread no longer uses what the command has, such as a buffer.
+        """
+        self._check()
+        event, refusals = trio.Event(), list[ValueError | None]()
+        self._waits.add(event)
+
+        def done(refusal: ValueError | None) -> None:
+            refusals.append(refusal)
+            self._thread.call_soon(event.set)
+
+        try:
+            self._thread.send(lambda decoder: run(decoder, done))
+            try:
+                await event.wait()
+            except trio.Cancelled:
+                self._thread.send(lambda decoder: decoder.withdraw(done))
+                with trio.CancelScope(shield=True):
+                    await event.wait()
+                raise
+        finally:
+            self._waits.discard(event)
+        self._check()
+        return refusals[0]
+
+    def _take(self, outcome: DecodingOutcome) -> None:
+        for event in outcome.events:
+            if not isinstance(event, TokenEvent):
+                self._tokens += len(event[1].token_ids)
+            self._requests.take(event)
+        for name, refusal in outcome.refused:
+            self._requests.fail(name, refusal)
+        self._sample()
+
+    def _sample(self) -> None:
+        assert self._thread.decoder is not None
+        now = time.monotonic()
+        if now - self._samples[-1][0] >= RATE_WINDOW_S / 20 or len(self._samples) == 1:
+            self._samples.append((now, self._tokens, self._thread.decoder.busy_s))
+        else:
+            self._samples[-1] = (now, self._tokens, self._thread.decoder.busy_s)
+        while len(self._samples) > 2 and now - self._samples[1][0] >= RATE_WINDOW_S:
+            self._samples.popleft()
+
+    def _end(self, error: BaseException | None) -> None:
+        """Note the end of the thread; ``error`` is that of the engine."""
+        if error is None:
+            self._fail(ActorFailed(f"{self._name} has ended"))
+            return
+        log.error("%s: its engine failed", self._name, exc_info=error)
+        failure = ActorFailed(f"{self._name}: its engine failed: {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        self._fail(failure)
+        if self._actor is not None:
+            self._actor.fail(failure)
+
+    def _fail(self, failure: Exception) -> None:
+        if self._failure is None:
+            self._failure = failure
+        self._requests.fail_all(self._failure)
+        for event in self._waits:
+            event.set()
