@@ -49,7 +49,7 @@ class DecodingThread:
         self.ready, self.ended = trio.Event(), trio.Event()
         """``ready``: the engine is made. ``ended``: the thread does nothing any more."""
         self.decoder: Decoder | None = None
-        """Its counters may be read in the loop; None before `ready`."""
+        """Decoder, whose counters may be read in the loop; None before `ready`."""
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def send(self, command: Command) -> None:
