@@ -6,5 +6,5 @@ Upwards, each may import those above it:
   computes the answers, `fray.rl.tensors.engine`, is below all other modules of this package.
 - `decoding`: what happens between two decoding steps, in one thread; `decoding_thread` runs it beside the loop.
 - `request_table`: requests by id, who waits for them, and what a repetition gets.
-- `server`: the actor.
+- `server`: the actor; `model_engine`: the engine that it makes of a model.
 """

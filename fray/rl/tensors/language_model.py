@@ -143,6 +143,11 @@ def load_model(spec: ModelSpec, dtype: str = "float32", device: str = "cpu") -> 
     return LanguageModel(model, tokenizer, int(model.config.max_position_embeddings), _end_ids(model, tokenizer))
 
 
+def set_threads(count: int) -> None:
+    """Let torch compute with so many threads in this process. Raises RuntimeError if it is not positive."""
+    torch.set_num_threads(count)
+
+
 def _tiny_llama(spec: TinyLlama) -> Any:
     tokenizer = spec.tokenizer
     config = transformers.LlamaConfig(
