@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TypeAlias
 
 EPSILON = 1e-6
@@ -30,11 +30,13 @@ def grpo(rewards: Sequence[float], groups: Sequence[Hashable], runs: Sequence[Ha
         ValueError: the sequences differ in length, or a reward is not finite.
     """
 
-    def scale(reward: float, members: Sequence[float], size: int) -> float:
+    def scale(means: Sequence[float], size: int) -> tuple[float, float]:
+        mean, count = fmean(means), len(means)
         if size == 1:
-            return reward
-        centered = reward - fmean(members)
-        return centered / (stdev(members) + EPSILON) if len(members) > 1 else centered
+            return 0.0, 1.0
+        if count == 1:
+            return mean, 1.0
+        return mean, math.sqrt(math.fsum((each - mean) ** 2 for each in means) / (count - 1)) + EPSILON
 
     return _relative(rewards, groups, runs, scale)
 
@@ -46,9 +48,7 @@ def dr_grpo(
 
     From Liu et al. 2025, "Understanding R1-Zero-Like Training" (Dr. GRPO).
     """
-    return _relative(
-        rewards, groups, runs, lambda reward, members, size: reward - fmean(members) if size > 1 else reward
-    )
+    return _relative(rewards, groups, runs, lambda means, size: (fmean(means) if size > 1 else 0.0, 1.0))
 
 
 def rloo(rewards: Sequence[float], groups: Sequence[Hashable], runs: Sequence[Hashable] | None = None) -> list[float]:
@@ -57,9 +57,9 @@ def rloo(rewards: Sequence[float], groups: Sequence[Hashable], runs: Sequence[Ha
     From Ahmadian et al. 2024, "Back to Basics" (REINFORCE leave-one-out).
     """
 
-    def scale(reward: float, members: Sequence[float], size: int) -> float:
-        count = len(members)
-        return (reward - fmean(members)) * count / (count - 1) if count > 1 else reward
+    def scale(means: Sequence[float], size: int) -> tuple[float, float]:
+        count = len(means)
+        return (fmean(means), (count - 1) / count) if count > 1 else (0.0, 1.0)
 
     return _relative(rewards, groups, runs, scale)
 
@@ -114,9 +114,12 @@ def _relative(
     rewards: Sequence[float],
     groups: Sequence[Hashable],
     runs: Sequence[Hashable] | None,
-    scale: Callable[[float, Sequence[float], int], float],
+    scale: Callable[[Sequence[float], int], tuple[float, float]],
 ) -> list[float]:
-    """Return ``scale(reward, mean rewards of the runs of its group, number of trajectories in it)`` of each reward."""
+    """Return ``(reward - baseline) / divisor`` of each reward.
+
+    Both are of its group: ``scale(mean rewards of its runs, number of trajectories)``.
+    """
     _check_finite(rewards)
     if len(groups) != len(rewards) or (runs is not None and len(runs) != len(rewards)):
         raise ValueError(
@@ -131,9 +134,9 @@ def _relative(
         # Exactly 0, where the mean of equal numbers may differ from them in the last bit.
         if len(indexes) > 1 and len({rewards[index] for index in indexes}) == 1:
             continue
-        means = [fmean(rewards[index] for index in parts) for parts in by_run.values()]
+        baseline, divisor = scale([fmean(rewards[index] for index in parts) for parts in by_run.values()], len(indexes))
         for index in indexes:
-            advantages[index] = scale(rewards[index], means, len(indexes))
+            advantages[index] = (rewards[index] - baseline) / divisor
     return advantages
 
 

@@ -3,6 +3,9 @@
 Upwards, each may import those above it:
 
 - `settings`: numbers and names of an algorithm, checked when they are written down.
+- `errors`: errors that end a run.
+- `trajectory_checks`: problems of a trajectory, before or after it is sent.
+- `batch_advantages`: advantages of a batch, by the settings.
 
 `fray.rl.tensors.policy_trainer` trains by them.
 """

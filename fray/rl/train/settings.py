@@ -144,7 +144,7 @@ class GRPO:
         warmup_steps: updates in which the learning rate rises linearly to ``lr``.
         betas: of AdamW.
         eps: of AdamW.
-        weight_decay: of AdamW, for matrices; norms and biases have none.
+        weight_decay: of AdamW, for all weights.
         grad_clip: highest norm of the gradient; None: no limit.
         advantage: one of `ADVANTAGES`. ``step_grpo`` takes rewards of turns from the key ``step_rewards``.
         gamma: discount for each step of ``step_grpo``.

@@ -1,0 +1,436 @@
+"""Trainer of a policy: trajectories to an update of the weights, with metrics. Synchronous, without Trio.
+
+One optimizer step for each minibatch; micro batches change memory and not results. An update whose loss or gradient is
+not finite is not applied.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fray.rl.core.advantages import next_baseline
+from fray.rl.nexrl_types import Batch, Trajectory
+from fray.rl.tensors import flat_weights, trainer_files
+from fray.rl.tensors.aggregation import aggregate, denominator_of
+from fray.rl.tensors.corrections import Correction, reject, truncate
+from fray.rl.tensors.kl import kl_divergence, mismatch_k3
+from fray.rl.tensors.kl_control import AdaptiveKlController, FixedKlController
+from fray.rl.tensors.language_model import LanguageModel
+from fray.rl.tensors.losses import LossInputs, policy_loss
+from fray.rl.tensors.token_batches import TokenBatch, score, score_in_parts
+from fray.rl.tensors.token_tensors import mean_over
+from fray.rl.train.batch_advantages import advantages_of, needed_keys
+from fray.rl.train.errors import NonFiniteUpdatesError
+from fray.rl.train.settings import GRPO
+from fray.rl.train.trajectory_checks import check_trajectory
+from fray.rl.weights_table import WeightTable
+
+NON_FINITE_LIMIT = 3
+"""Updates in a row with a loss or gradient that is not finite, after which training ends."""
+
+
+class PolicyTrainer:
+    """Model, optimizer and settings, with which `update` trains.
+
+    Args:
+        lm: model that is trained in place, and its tokenizer. With a KL penalty its weights at this moment are copied
+            and are the reference, so make the trainer before `load`.
+        settings: algorithm and numbers.
+        clock: seconds, for the rate of tokens.
+        dump_directory: where the batch is written after `NON_FINITE_LIMIT` updates without success; default: a new
+            directory for temporary files.
+    """
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        settings: GRPO,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        dump_directory: str | Path | None = None,
+    ) -> None:
+        self.lm = lm
+        self.settings = settings
+        self.model = lm.model
+        self._clock = clock
+        self._dump_directory = dump_directory
+        self._reference = None if settings.kl is None else _frozen_copy(self.model)
+        self._kl_control = _controller(settings)
+        self._dtype = getattr(torch, settings.dtype)
+        if settings.gradient_checkpointing:
+            _checkpoint_gradients(self.model)
+        self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self._optimizer = torch.optim.AdamW(
+            self._parameters,
+            lr=settings.lr,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+        self._order = torch.Generator().manual_seed(settings.seed)
+        self._baseline: float | None = None
+        self.updates = 0
+        """Updates that were applied."""
+        self.skipped = 0
+        """Batches that had nothing to learn from."""
+        self.not_finite = 0
+        """Updates that were not applied, as a loss or gradient was not finite."""
+        self._not_finite_in_a_row = 0
+
+    @cached_property
+    def table(self) -> WeightTable:
+        """Return the table of the flat buffer that `write_weights` fills."""
+        return flat_weights.table_of(self.model)
+
+    def write_weights(self, buffer: Any) -> None:
+        """Copy the weights into a buffer of ``table.total_bytes``. Raises ValueError as `flat_weights.write`."""
+        flat_weights.write(self.model, buffer, self.table)
+
+    def check(self, trajectories: Iterable[Trajectory]) -> None:
+        """Check trajectories without training. Raises ValueError as `update`."""
+        for index, trajectory in enumerate(trajectories):
+            check_trajectory(
+                trajectory,
+                vocabulary_size=self.lm.vocabulary_size,
+                max_length=self.lm.max_length,
+                needs=needed_keys(self.settings),
+                index=index,
+            )
+
+    def logprobs(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
+        """Return the logprob of each token, nats, by the current weights; 0.0 where ``loss_mask`` is 0.
+
+        Raises ValueError for tokens or masks that `update` would refuse.
+        """
+        for index, trajectory in enumerate(trajectories):
+            check_trajectory(trajectory, vocabulary_size=self.lm.vocabulary_size, needs=(), index=index)
+        batch = self._token_batch(trajectories)
+        return [
+            row[:length] for row, length in zip(self._score(self.model, batch).tolist(), batch.lengths, strict=True)
+        ]
+
+    def update(self, trajectories: Sequence[Trajectory] | Batch) -> dict[str, float]:
+        """Train on a batch; return metrics of it, as docs/rl-internals.md lists them.
+
+        The update is applied, and ``updated`` is 1, unless all advantages are zero, no token is left by the
+        correction, or a loss or gradient is not finite; then weights and optimizer are as before.
+
+        Args:
+            trajectories: with ``tokens``, ``loss_mask``, ``logprobs``, ``reward``, ``group_id`` (or ``uid``), and
+                ``run_id`` where an episode has several. Of a `Batch`, rows of padding are left out.
+
+        Raises:
+            ValueError: there is none, or one is invalid: the message names it.
+            NonFiniteUpdatesError: this is the third update in a row that was not finite; the message says where the
+                batch was written to.
+        """
+        start = self._clock()
+        rows = _rows_of(trajectories)
+        if not rows:
+            raise ValueError("no trajectories to train on: a batch has at least one")
+        self.check(rows)
+        batch, metrics = self._with_logprobs(self._token_batch(rows))
+        rewards = [float(row["reward"]) for row in rows] if all("reward" in row for row in rows) else []
+        metrics |= _rollout_metrics(batch, rewards)
+        outcome = "updated"
+        if self.settings.loss != "cross_entropy":
+            penalized, of_kl = self._penalized(batch, rewards)
+            advantages = advantages_of(self.settings, rows, penalized, self._baseline)
+            metrics |= of_kl | {"zero_advantages": fmean(not any(of_row) for of_row in advantages)}
+            batch = batch.with_columns(advantages=batch.spread(advantages))
+            outcome = "skipped" if metrics["zero_advantages"] == 1 else outcome
+        if outcome == "updated":
+            outcome, trained = self._train(batch)
+            metrics |= trained
+        metrics |= self._note(outcome, rewards, metrics.get("kl", 0.0))
+        seconds = self._clock() - start
+        metrics |= {"seconds": seconds, "tokens_per_s": metrics["tokens"] / seconds if seconds > 0 else 0.0}
+        if self._not_finite_in_a_row >= NON_FINITE_LIMIT:
+            path = trainer_files.dump(rows, self._dump_directory or tempfile.mkdtemp(prefix="fray-rl-"))
+            raise NonFiniteUpdatesError(
+                f"loss or gradient was not finite in {self._not_finite_in_a_row} updates in a row, and none of them "
+                f"was applied: the weights are those after {self.updates} updates. The last batch is in {path}"
+            )
+        return metrics
+
+    def save(self, directory: str | Path) -> None:
+        """Write model, tokenizer, optimizer, schedule and generators into a directory, which is made if needed.
+
+        It has the layout of Hugging Face and loads with ``from_pretrained``. The files are not written all at once:
+        write into a new directory and rename it when this returns.
+        """
+        self.lm.save(directory)
+        trainer_files.save_state(directory, self._state(), self._optimizer)
+
+    def load(self, directory: str | Path) -> None:
+        """Continue from a directory that `save` wrote: updates are then, bit for bit, those without a stop.
+
+        Learning rate and other settings are those of this trainer, and not those that were saved.
+
+        Raises:
+            FileNotFoundError: a file is missing; the message names it.
+            ValueError: the directory has another model; the message has the difference.
+        """
+        state = trainer_files.load_state(directory, self.model, self._optimizer)
+        self.updates, self.skipped, self.not_finite = state["updates"], state["skipped"], state["not_finite"]
+        self._not_finite_in_a_row = state["not_finite_in_a_row"]
+        self._baseline = state["baseline"]
+        self._order.set_state(state["order"])
+        if self.settings.kl is not None and self.settings.kl.target is not None and state["kl_coefficient"] is not None:
+            self._kl_control.value = state["kl_coefficient"]
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "updates": self.updates,
+            "skipped": self.skipped,
+            "not_finite": self.not_finite,
+            "not_finite_in_a_row": self._not_finite_in_a_row,
+            "baseline": self._baseline,
+            "order": self._order.get_state(),
+            "kl_coefficient": self._kl_control.value if self.settings.kl else None,
+        }
+
+    # Before the update ------------------------------------------------------------------------------------------------
+
+    def _token_batch(self, rows: Sequence[Trajectory]) -> TokenBatch:
+        return TokenBatch.of_trajectories(rows, self.lm.tokenizer.pad_id, self.lm.device)
+
+    def _score(self, model: Any, batch: TokenBatch) -> Tensor:
+        return score_in_parts(model, batch, self.settings.micro_batch, self.settings.micro_batch_tokens, self._dtype)
+
+    def _with_logprobs(self, batch: TokenBatch) -> tuple[TokenBatch, dict[str, float]]:
+        """Return the batch with logprobs of trainer and reference, where they are needed before the update.
+
+        With one forward pass in the whole update, the trainer's logprobs are those of that pass.
+        """
+        settings, metrics = self.settings, {}
+        is_one_pass = settings.minibatches == 1 and batch.is_one_part(settings.micro_batch, settings.micro_batch_tokens)
+        is_kl_of_trainer = settings.kl is not None and settings.kl.place == "reward"
+        if settings.ratio_refers_to == "trainer" and (is_kl_of_trainer or not is_one_pass):
+            batch = batch.with_columns(old_logprobs=self._score(self.model, batch))
+            if settings.correction is not None:
+                columns = batch.columns
+                correction = self._correct(columns["old_logprobs"], columns["rollout_logprobs"], batch.mask)
+                batch = batch.with_columns(weights=correction.weights, kept=correction.mask)
+                metrics = {f"rollout_{name}": value for name, value in correction.metrics.items()}
+        if self._reference is not None:
+            batch = batch.with_columns(ref_logprobs=self._score(self._reference, batch))
+        return batch, metrics
+
+    def _correct(self, logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Correction:
+        correction = self.settings.correction
+        assert correction is not None
+        if correction.kind == "truncate":
+            return truncate(logprobs, rollout_logprobs, mask, high=correction.high, level=correction.level)
+        bounds = {"low": correction.low, "high": correction.high}
+        return reject(logprobs, rollout_logprobs, mask, level=correction.level, **bounds)
+
+    def _penalized(self, batch: TokenBatch, rewards: list[float]) -> tuple[list[float], dict[str, float]]:
+        """Return rewards minus the divergence from the reference, summed over tokens, if the penalty is in rewards."""
+        kl = self.settings.kl
+        if kl is None or kl.place != "reward":
+            return rewards, {}
+        policy = batch.columns["old_logprobs" if self.settings.ratio_refers_to == "trainer" else "rollout_logprobs"]
+        divergence = kl_divergence(policy, batch.columns["ref_logprobs"], kl.estimator)
+        sums = torch.where(batch.mask, divergence, 0.0).sum(-1).tolist()
+        penalized = [reward - self._kl_control.value * total for reward, total in zip(rewards, sums, strict=True)]
+        return penalized, {"kl": mean_over(divergence, batch.mask).item()}
+
+    # The update -------------------------------------------------------------------------------------------------------
+
+    def _train(self, batch: TokenBatch) -> tuple[str, dict[str, float]]:
+        """Do an optimizer step for each minibatch; return what became of the update, and metrics."""
+        rate = self._learning_rate()
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        minibatches = self._minibatches(batch)
+        before = self._copy_of_weights() if len(minibatches) > 1 else None
+        sums: dict[str, float] = defaultdict(float)
+        of_correction: dict[str, float] = {}
+        outcomes = set()
+        for minibatch in minibatches:
+            outcomes.add(self._step(minibatch, sums, of_correction))
+            if "not_finite" in outcomes:
+                if before is not None:
+                    self._restore(before)
+                break
+        outcome = next(each for each in ("not_finite", "updated", "skipped") if each in outcomes)
+        trained = max(sums.pop("trained_tokens", 0.0), 1.0)
+        of_steps = {name: sums.pop(name, 0.0) / len(minibatches) for name in ("loss", "grad_norm")}
+        return outcome, {name: value / trained for name, value in sums.items()} | of_correction | of_steps | {
+            "lr": rate
+        }
+
+    def _step(self, minibatch: TokenBatch, sums: dict[str, float], of_correction: dict[str, float]) -> str:
+        """Do one optimizer step, if loss and gradient are finite; add metrics times their tokens to ``sums``.
+
+        A correction that is computed here is that of the whole batch, and so are its metrics.
+        """
+        settings = self.settings
+        parts = minibatch.parts(settings.micro_batch, settings.micro_batch_tokens)
+        denominator = None
+        if len(parts) > 1:
+            kept = minibatch.columns.get("kept", minibatch.mask)
+            denominator = denominator_of(kept, settings.aggregation, settings.aggregation_length)
+        total, tokens = 0.0, 0.0
+        for part in parts if denominator != 0 else ():
+            loss, numbers = self._loss(part, denominator)
+            torch.autograd.backward(loss)
+            total += numbers.pop("loss")
+            of_part = numbers.pop("tokens")
+            tokens += of_part
+            for name, value in numbers.items():
+                if name.startswith("rollout_"):
+                    of_correction[name] = value
+                else:
+                    sums[name] += value * of_part
+        if not tokens:
+            self._optimizer.zero_grad()
+            return "skipped"
+        limit = math.inf if settings.grad_clip is None else settings.grad_clip
+        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, limit))
+        is_finite = math.isfinite(total) and math.isfinite(norm)
+        if is_finite:
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+        sums["trained_tokens"] += tokens
+        sums["loss"] += total
+        sums["grad_norm"] += norm
+        return "updated" if is_finite else "not_finite"
+
+    def _loss(self, part: TokenBatch, denominator: float | None) -> tuple[Tensor, dict[str, float]]:
+        """Return the loss of a part of a minibatch, and metrics of it: means over its tokens, ``tokens``, ``loss``."""
+        settings = self.settings
+        logprobs, entropies = score(self.model, part, self._dtype)
+        rollout = part.scored_column("rollout_logprobs")
+        before = part.scored_column("old_logprobs")
+        before = logprobs.detach() if before is None else before
+        mask, correction = part.scored, None
+        if settings.correction is not None:
+            assert rollout is not None
+            weights, kept = part.scored_column("weights"), part.scored_column("kept")
+            if weights is None or kept is None:
+                correction = self._correct(before, rollout, mask)
+            else:
+                correction = Correction(weights, kept, {})
+            mask = correction.mask
+        of_all: dict[str, Any] = {"length": settings.aggregation_length, "denominator": denominator}
+        loss, numbers = policy_loss(
+            LossInputs(
+                logprobs,
+                part.scored,
+                before if settings.ratio_refers_to == "trainer" else rollout,
+                part.scored_column("advantages"),
+                entropies,
+            ),
+            settings.loss,
+            aggregation=settings.aggregation,
+            correction=correction,
+            **of_all,
+            **settings.options_of_loss,
+        )
+        if rollout is not None and settings.ratio_refers_to == "trainer":
+            numbers["mismatch_k3"] = mean_over(mismatch_k3(before, rollout), mask).item()
+        reference = part.scored_column("ref_logprobs")
+        if settings.kl is not None and settings.kl.place == "loss" and reference is not None:
+            divergence = kl_divergence(logprobs, reference, settings.kl.estimator)
+            numbers["kl"] = mean_over(divergence.detach(), mask).item()
+            loss = loss + self._kl_control.value * aggregate(divergence, mask, settings.aggregation, **of_all)
+            numbers["loss"] = loss.item()
+        return loss, numbers
+
+    def _minibatches(self, batch: TokenBatch) -> list[TokenBatch]:
+        count = min(self.settings.minibatches, len(batch))
+        if count == 1:
+            return [batch]
+        order = torch.randperm(len(batch), generator=self._order)
+        return [batch.take(rows.tolist()) for rows in order.tensor_split(count)]
+
+    def _learning_rate(self) -> float:
+        warmup = self.settings.warmup_steps
+        return self.settings.lr * (min(1.0, (self.updates + 1) / warmup) if warmup else 1.0)
+
+    def _copy_of_weights(self) -> tuple[list[Tensor], dict[str, Any]]:
+        return [each.detach().clone() for each in self._parameters], copy.deepcopy(self._optimizer.state_dict())
+
+    def _restore(self, before: tuple[list[Tensor], dict[str, Any]]) -> None:
+        weights, moments = before
+        with torch.no_grad():
+            for parameter, value in zip(self._parameters, weights, strict=True):
+                parameter.copy_(value)
+        self._optimizer.load_state_dict(moments)
+
+    def _note(self, outcome: str, rewards: list[float], kl: float) -> dict[str, float]:
+        """Count what became of a batch; return it as metrics."""
+        self._not_finite_in_a_row = self._not_finite_in_a_row + 1 if outcome == "not_finite" else 0
+        self.updates += outcome == "updated"
+        self.skipped += outcome == "skipped"
+        self.not_finite += outcome == "not_finite"
+        metrics = {name: float(outcome == name) for name in ("updated", "skipped", "not_finite")}
+        if self.settings.kl is not None:
+            metrics["kl_coefficient"] = self._kl_control.value
+        if outcome == "updated":
+            self._kl_control.update(kl, len(rewards))
+            if self.settings.advantage == "reinforce" and rewards:
+                self._baseline = next_baseline(self._baseline, rewards, self.settings.baseline_decay)
+        return metrics | {"updates": float(self.updates)}
+
+
+def _rows_of(trajectories: Sequence[Trajectory] | Batch) -> list[Trajectory]:
+    if not isinstance(trajectories, Batch):
+        return list(trajectories)
+    count = len(trajectories) - trajectories.metadata.get("padding_rows", 0)
+    return [{name: column[row] for name, column in trajectories.values.items()} for row in range(count)]
+
+
+def _rollout_metrics(batch: TokenBatch, rewards: list[float]) -> dict[str, float]:
+    response = batch.mask.sum(-1)
+    metrics = {
+        "trajectories": float(len(batch)),
+        "tokens": float(sum(batch.lengths)),
+        "response_tokens_mean": response.double().mean().item(),
+        "response_tokens_max": float(response.max()),
+    }
+    if rewards:
+        metrics |= {"reward_mean": fmean(rewards), "reward_std": pstdev(rewards)}
+        metrics |= {"reward_min": min(rewards), "reward_max": max(rewards)}
+    return metrics
+
+
+def _controller(settings: GRPO) -> AdaptiveKlController | FixedKlController:
+    kl = settings.kl
+    if kl is None:
+        return FixedKlController(0.0)
+    return (
+        FixedKlController(kl.coefficient)
+        if kl.target is None
+        else AdaptiveKlController(kl.coefficient, kl.target, kl.horizon)
+    )
+
+
+def _frozen_copy(model: Any) -> Any:
+    return copy.deepcopy(model).requires_grad_(False).eval()
+
+
+def _checkpoint_gradients(model: Any) -> None:
+    # The name of later releases, or that of earlier ones.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    for module in model.modules():
+        # Layers look at it before they save memory. What is inside them stays in evaluation mode: dropout would make
+        # the trainer's logprobs differ from the servers'.
+        if getattr(module, "gradient_checkpointing", False):
+            module.training = True

@@ -1,0 +1,9 @@
+"""Errors of a trainer that end a run."""
+
+from __future__ import annotations
+
+from fray.errors import FrayError
+
+
+class NonFiniteUpdatesError(FrayError):
+    """Several updates in a row had a loss or a gradient that is infinite or not a number; none was applied."""
