@@ -111,6 +111,8 @@ class Engine:
         self.lm, self.version, self.slots = lm, version, slots
         self.max_length = max_length or lm.max_length
         self.busy = EngineCounters()
+        # Looked up for every request and tensor: models and their configurations take microseconds to answer.
+        self._vocabulary, self._device = lm.vocabulary_size, lm.device
         self._prefill_tokens, self._clock = prefill_tokens, clock
         self._layer_types, self._window = _attention_of(lm.model)
         self._keeps_logits = "logits_to_keep" in inspect.signature(lm.model.forward).parameters
@@ -153,7 +155,7 @@ class Engine:
         name, sampling = f"request {request.request_id!r}", request.sampling
         if request.request_id in self._open:
             raise ValueError(f"{name} is open already; each needs an id of its own")
-        length, vocabulary = len(request.prompt_ids), self.lm.vocabulary_size
+        length, vocabulary = len(request.prompt_ids), self._vocabulary
         for what, tokens in (("prompt", request.prompt_ids), ("stop_token_ids", sampling.stop_token_ids)):
             for token in (min(tokens, default=0), max(tokens, default=0)):
                 if not 0 <= token < vocabulary:
@@ -274,7 +276,7 @@ class Engine:
         padded = np.zeros((len(texts), width), np.int64)
         for row, text in enumerate(texts):
             padded[row, : len(text)] = text
-        positions = torch.arange(width, device=self.lm.device).expand(len(texts), width)
+        positions = torch.arange(width, device=self._device).expand(len(texts), width)
         needs_all = prompts[0][0].request.sampling.prompt_logprobs
         # Padding is on the right, where causal attention does not see it: no mask is needed. The logits of few places
         # are computed; for lengths that differ these are the last tokens of each length.
@@ -479,7 +481,7 @@ class Engine:
                 sequence.prompt_logprobs = [None, *logprobs.tolist()]
 
     def _tensor(self, array: Any) -> Tensor:
-        return tensor_of(array, self.lm.device)
+        return tensor_of(array, self._device)
 
 
 def _attention_of(model: Any) -> tuple[frozenset[str], int | None]:
