@@ -10,4 +10,5 @@ Upwards, each may import those above it:
 - `flat_weights`: weights of a model in one flat buffer.
 - `language_model`: models of Hugging Face with their tokenizers, and tiny ones of random weights.
 - `sampling`: choice of the next tokens; `slot_cache`: keys and values of what is generated; `engine`: generation.
+- `token_batches`, `trainer_files`, `policy_trainer`: trajectories as tensors, checkpoints, and the trainer.
 """

@@ -223,6 +223,13 @@ class GRPO:
             )
         if self.steps is not None and self.warmup_steps > self.steps:
             raise ValueError(f"invalid warmup_steps={self.warmup_steps} of GRPO: expected at most steps, {self.steps}")
+        if self.kl is not None and self.kl.target is not None and self.batch_size >= 5 * self.kl.horizon:
+            raise ValueError(
+                f"invalid horizon={self.kl.horizon} of KlPenalty: expected more than a fifth of {self.batch_size}, the "
+                "samples of a batch"
+            )
+        if self.kl is not None and self.kl.place == "reward" and self.advantage == "step_grpo":
+            raise ValueError("place='reward' of KlPenalty with advantage='step_grpo': expected place='loss'")
         self._check_loss_options()
 
     def _check_loss_options(self) -> None:

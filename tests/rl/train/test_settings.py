@@ -62,6 +62,11 @@ def test_a_loss_of_the_user_takes_any_option() -> None:
         ({"kl": 0}, "invalid coefficient=0 of KlPenalty: expected a number above 0"),
         ({"minibatches": 5, "groups": 1, "group_size": 4}, "expected at most 4, the samples of a batch"),
         ({"steps": 3, "warmup_steps": 4}, "invalid warmup_steps=4 of GRPO: expected at most steps, 3"),
+        (
+            {"kl": KlPenalty(target=1.0, horizon=100)},
+            "invalid horizon=100 of KlPenalty: expected more than a fifth of 512",
+        ),
+        ({"kl": KlPenalty(place="reward"), "advantage": "step_grpo"}, "expected place='loss'"),
         ({"micro_batch": 0}, "invalid micro_batch=0 of GRPO"),
     ],
 )
