@@ -5,6 +5,9 @@ Fray and raw sockets of the standard library, plain and with TLS 1.3, in one run
 
 A connection is measured up to its first answer, with the contexts of TLS made before: the raw one with an echo of one
 byte, since only that shows that the listener has completed the handshake.
+
+To be steady on a busy machine, each process has a CPU of its own, probes of one kind take turns in short rounds, and
+ratios are made within a round. Beside the time there is the CPU time of both processes together.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -29,7 +32,7 @@ import numpy
 import trio
 from attrs import evolve
 
-from bench.measure import Number, Probe, Results, one_by_one, percentiles, report, take_turns
+from bench.measure import Number, Probe, Results, percentiles, report, take_turns
 from bench.serving import other_process
 from fray.model.messages.client import ActorEndpoint
 from fray.net.codec import from_json, to_json
@@ -40,6 +43,8 @@ from fray.runtime.actors.server import ActorHostServer
 from fray.runtime.calls.caller import Caller
 
 SIZES = {"10 MB": 10_000_000, "100 MB": 100_000_000}
+KINDS = ("call", "connection and first call", *SIZES)
+SETTLE_S = 0.005
 PING = b"x" * 64
 WIRES = ("plain", "TLS")
 LOOPBACK = "127.0.0.1"
@@ -81,7 +86,7 @@ async def serve(directory: str, at: str) -> None:
             key=host.key,
         )
         raw = {"plain": start_raw_echo(at, None), "TLS": start_raw_echo(at, server_context(make_host(time.time())))}
-        print(json.dumps({"at": at, "raw": raw, "endpoint": to_json(endpoint)}), flush=True)
+        print(json.dumps({"at": at, "raw": raw, "endpoint": to_json(endpoint), "pid": os.getpid()}), flush=True)
         await trio.lowlevel.wait_readable(sys.stdin)
         nursery.cancel_scope.cancel()
 
@@ -129,9 +134,7 @@ def context_of(wire: str) -> ssl.SSLContext | None:
     return None if wire == "plain" else unverified_context()
 
 
-def probe_raw(
-    place: tuple[str, int], wire: str, size: int, seconds_each: Callable[..., Awaitable[dict[str, float]]]
-) -> Probe:
+def probe_raw(place: tuple[str, int], wire: str, size: int, server: int) -> Probe:
     """Echo so many bytes over a raw socket."""
     context = context_of(wire)
     message, back = size.to_bytes(8, "big") + os.urandom(size), memoryview(bytearray(size))
@@ -139,17 +142,18 @@ def probe_raw(
     async def measure(seconds: float) -> dict[str, float]:
         with connect_raw(place, context) as sock:
 
-            async def step() -> None:
+            async def step() -> float:
                 # The other side receives all of it before it sends.
                 sock.sendall(message)
                 receive_into(sock, back)
+                return time.perf_counter()
 
-            return await seconds_each(step, seconds)
+            return await time_steps(step, seconds, server)
 
     return measure
 
 
-def probe_raw_handshake(place: tuple[str, int], wire: str) -> Probe:
+def probe_raw_handshake(place: tuple[str, int], wire: str, server: int) -> Probe:
     context = context_of(wire)
 
     async def step() -> float:
@@ -158,31 +162,32 @@ def probe_raw_handshake(place: tuple[str, int], wire: str) -> Probe:
             sock.recv(1)
             return time.perf_counter()
 
-    return lambda seconds: until_answered(step, seconds)
+    return lambda seconds: time_steps(step, seconds, server)
 
 
-async def until_answered(step: Callable[[], Awaitable[float]], seconds: float) -> dict[str, float]:
-    """Measure steps that return the time of their answer; what they clean up afterwards does not count."""
+async def time_steps(step: Callable[[], Awaitable[float]], seconds: float, server: int) -> dict[str, float]:
+    """Measure steps, which return the time of their answer: what they clean up afterwards counts as CPU time only."""
+    # The server cleans up after the probe before this one, and caches are cold.
+    await trio.sleep(SETTLE_S)
+    await step()
     times: list[float] = []
-    until = time.perf_counter() + seconds
-    while (began := time.perf_counter()) < until:
-        times.append(await step() - began)
-    return percentiles(times)
-
-
-async def rates(step: Callable[[], Awaitable[None]], seconds: float) -> dict[str, float]:
-    """Measure steps of which few fit into the time."""
-    times: list[float] = []
+    cpu_s = cpu_time_s(server)
     until = time.perf_counter() + seconds
     while len(times) < 2 or time.perf_counter() < until:
         began = time.perf_counter()
-        await step()
-        times.append(time.perf_counter() - began)
-    return {"p50_us": 1e6 * sorted(times)[len(times) // 2]}
+        times.append(await step() - began)
+    await trio.sleep(SETTLE_S)
+    return {**percentiles(times), "cpu_us": 1e6 * (cpu_time_s(server) - cpu_s) / len(times)}
+
+
+def cpu_time_s(server: int) -> float:
+    """Return the CPU time of this process and of the other one."""
+    # The clock of another process, see clock_getcpuclockid(3).
+    return time.process_time() + time.clock_gettime((~server << 3) | 2)
 
 
 @asynccontextmanager
-async def calling(endpoint: ActorEndpoint, wire: str) -> AsyncIterator[dict[str, Probe]]:
+async def calling(endpoint: ActorEndpoint, wire: str, server: int) -> AsyncIterator[dict[str, Probe]]:
     """Probes of calls over one kind of connection."""
     scheme = "tcp:" if wire == "plain" else "tls:"
     found = evolve(endpoint, addresses=tuple(each for each in endpoint.addresses if each.startswith(scheme)))
@@ -193,14 +198,9 @@ async def calling(endpoint: ActorEndpoint, wire: str) -> AsyncIterator[dict[str,
         route = caller.route_to(found)
         arrays = {label: numpy.random.default_rng(0).random(size // 8) for label, size in SIZES.items()}
 
-        async def call() -> None:
+        async def call() -> float:
             await route.call("add", (1,))
-
-        def echo(label: str) -> Probe:
-            async def step() -> None:
-                await route.call("echo", (arrays[label],))
-
-            return lambda seconds: rates(step, seconds)
+            return time.perf_counter()
 
         async def connect_and_call() -> float:
             one = Caller(network, None, session=f"bench-{random.random()}", rng=random.SystemRandom())
@@ -211,11 +211,21 @@ async def calling(endpoint: ActorEndpoint, wire: str) -> AsyncIterator[dict[str,
                 inner.cancel_scope.cancel()
             return answered
 
+        def echo(label: str) -> Callable[[], Awaitable[float]]:
+            async def step() -> float:
+                await route.call("echo", (arrays[label],))
+                return time.perf_counter()
+
+            return step
+
+        def probe(step: Callable[[], Awaitable[float]]) -> Probe:
+            return lambda seconds: time_steps(step, seconds, server)
+
         await call()
         yield {
-            f"call, {wire}": lambda seconds: one_by_one(call, seconds),
-            f"connection and first call, {wire}": lambda seconds: until_answered(connect_and_call, seconds),
-            **{f"{label}, {wire}": echo(label) for label in SIZES},
+            f"call, {wire}": probe(call),
+            f"connection and first call, {wire}": probe(connect_and_call),
+            **{f"{label}, {wire}": probe(echo(label)) for label in SIZES},
         }
         nursery.cancel_scope.cancel()
 
@@ -243,51 +253,82 @@ def other_namespace() -> Iterator[tuple[str, ...]]:
 
 
 async def run(
-    rounds: int, seconds: float, json_file: Path | None, wires: tuple[str, ...], at: str, before: tuple[str, ...]
+    rounds: int,
+    seconds: float,
+    json_file: Path | None,
+    wires: tuple[str, ...],
+    at: str,
+    before: tuple[str, ...],
+    kinds: Collection[str],
 ) -> None:
     async with other_process("network", at, before=before, FRAY_SEGMENT_POOL_BYTES="0") as addresses:
-        endpoint = from_json(ActorEndpoint, addresses["endpoint"])
+        endpoint, server = from_json(ActorEndpoint, addresses["endpoint"]), addresses["pid"]
         probes: dict[str, Probe] = {}
         for wire in wires:
             place = addresses["at"], addresses["raw"][wire]
-            probes[f"raw echo, {wire}"] = probe_raw(place, wire, len(PING), one_by_one)
-            probes[f"raw connection, {wire}"] = probe_raw_handshake(place, wire)
-            probes |= {f"raw {label}, {wire}": probe_raw(place, wire, size, rates) for label, size in SIZES.items()}
-        async with calling(endpoint, "plain") as plain, calling(endpoint, wires[-1]) as last:
-            results = await take_turns(probes | plain | last, rounds, seconds)
+            probes[f"raw call, {wire}"] = probe_raw(place, wire, len(PING), server)
+            probes[f"raw connection and first call, {wire}"] = probe_raw_handshake(place, wire, server)
+            probes |= {f"raw {label}, {wire}": probe_raw(place, wire, size, server) for label, size in SIZES.items()}
+        cpus = os.sched_getaffinity(0)
+        pin(os.getpid(), server)
+        async with calling(endpoint, "plain", server) as plain, calling(endpoint, wires[-1], server) as last:
+            results = Results()
+            for kind in kinds:
+                one = {name: probe for name, probe in (probes | plain | last).items() if f"{kind}, " in name}
+                if kind == "call":  # also part of the name of the next kind
+                    one = {name: probe for name, probe in one.items() if "connection" not in name}
+                part = await take_turns(one, rounds // (4 if kind in SIZES else 1), seconds)
+                results.rounds |= part.rounds
+        os.sched_setaffinity(0, cpus)
         report("network between namespaces" if before else "network", results, ratios_of(results, wires), json_file)
+
+
+def pin(*processes: int) -> None:
+    """Give each process a CPU of its own, if there are enough: sharing one or not changes an echo by a factor of 4."""
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) >= len(processes):
+        for cpu, process in zip(cpus, processes, strict=False):
+            for thread in os.listdir(f"/proc/{process}/task"):
+                os.sched_setaffinity(int(thread), {cpu})
 
 
 def ratios_of(results: Results, wires: tuple[str, ...]) -> dict[str, Number]:
     """Return how Fray compares with the raw socket, by wire."""
-    pairs = [(f"{label}, {wire}", f"raw {label}, {wire}") for wire in wires for label in SIZES]
-    pairs += [(f"connection and first call, {wire}", f"raw connection, {wire}") for wire in wires]
-    pairs += [(f"call, {wire}", f"raw echo, {wire}") for wire in wires]
-    if len(wires) > 1:
-        pairs += [("call, TLS", "call, plain"), ("raw echo, TLS", "raw echo, plain")]
-    ratios = {f"{one}: time / {other}": results.ratio("p50_us", one, other) for one, other in pairs}
-    if len(wires) > 1:
-        ratios["what TLS adds to a call / to a raw echo"] = _added(results)
+    ratios = {}
+    for probe in results.rounds:
+        if f"raw {probe}" in results.rounds:
+            for number, what in (("p50_us", "time"), ("cpu_us", "CPU time")):
+                ratios[f"{probe}: {what} / raw"] = results.ratio(number, probe, f"raw {probe}")
+    if len(wires) > 1 and "call, TLS" in results.rounds:
+        for number, what in (("p50_us", "time"), ("cpu_us", "CPU time")):
+            ratios[f"{what} that TLS adds to a call / to a raw echo"] = _added(results, number)
     return ratios
 
 
-def _added(results: Results) -> Number:
-    """Return the ratio of two differences, each of them of its round."""
-    p50 = {probe: results.rounds[probe]["p50_us"] for probe in results.rounds}
+def _added(results: Results, number: str) -> Number:
+    """Return the ratio of what TLS adds in the median, with the 5th and the 95th percentile of its bootstrap."""
+    values = {probe: results.rounds[probe][number] for probe in results.rounds if "call, " in probe}
     call, echo = (
-        [tls - plain for tls, plain in zip(p50[f"{one}, TLS"], p50[f"{one}, plain"], strict=True)]
-        for one in ("call", "raw echo")
+        [tls - plain for tls, plain in zip(values[f"{one}, TLS"], values[f"{one}, plain"], strict=True)]
+        for one in ("call", "raw call")
     )
-    values = [one / other for one, other in zip(call, echo, strict=True)]
-    return Number(statistics.median(values), min(values), max(values))
+    rng = random.Random(0)
+
+    def ratio(rounds: Sequence[int]) -> float:
+        return statistics.median(call[at] for at in rounds) / statistics.median(echo[at] for at in rounds)
+
+    everything = range(len(call))
+    sampled = sorted(ratio(rng.choices(everything, k=len(call))) for _ in range(1000))
+    return Number(ratio(everything), sampled[50], sampled[949])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.network", description=__doc__.splitlines()[0])
     parser.add_argument("--tls", action="store_true", help="measure TLS, too")
     parser.add_argument("--namespaces", action="store_true", help="between two network namespaces; needs root")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.5, help="of each probe in each round (default 0.5)")
+    parser.add_argument("--rounds", type=int, default=40, help="default: 40; of arrays a quarter")
+    parser.add_argument("--seconds", type=float, default=0.1, help="of each probe in each round (default 0.1)")
+    parser.add_argument("--only", choices=KINDS, action="append", help="one kind; may be repeated")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE")
     parser.add_argument("--serve", nargs=2, metavar=("DIRECTORY", "ADDRESS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -298,7 +339,8 @@ def main() -> None:
         wires = WIRES if options.tls else WIRES[:1]
         with other_namespace() if options.namespaces else nullcontext(()) as before:
             at = THERE if options.namespaces else LOOPBACK
-            trio.run(run, options.rounds, options.seconds, options.json, wires, at, before)
+            kinds = options.only or KINDS
+            trio.run(run, options.rounds, options.seconds, options.json, wires, at, before, kinds)
 
 
 if __name__ == "__main__":

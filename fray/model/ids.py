@@ -21,6 +21,7 @@ BlobId: TypeAlias = str
 """SHA-256 of the content, hexadecimal."""
 
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
+_CHARACTER_BITS = 5
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+=/-]*\Z")
 _MADE_UP_LENGTH, _DIGIT = 6, "7"
 _MADE_UP = re.compile(rf"-(?=[a-z]*[2-9])[{_ALPHABET}]{{{_MADE_UP_LENGTH}}}(?=-[0-9]+\Z|\Z)")
@@ -35,7 +36,9 @@ INTERNAL_PREFIX = "_fray."
 
 def mint(rng: random.Random, length: int = 12) -> str:
     """Return a random token (60 bits by default). ``rng`` is `random.SystemRandom` outside simulation."""
-    return "".join(rng.choice(_ALPHABET) for _ in range(length))
+    # One draw: `choice` asks the system for randomness up to twice for each character.
+    bits = rng.getrandbits(_CHARACTER_BITS * length)
+    return "".join([_ALPHABET[bits >> at & 31] for at in range(0, _CHARACTER_BITS * length, _CHARACTER_BITS)])
 
 
 def mint_name(label: str, rng: random.Random) -> str:

@@ -1,8 +1,10 @@
 """Mutual authentication by a shared key, without sending it. Pure.
 
 The listener speaks first: it sends a fresh nonce, its *challenge*, which is made for one connection and answered once.
-The dialer answers with its key id, a nonce of its own and a proof; the listener finds the key by its id, checks the
-proof and answers with one of its own, so an impostor that took over an address is detected before a frame is sent.
+With TLS both sides have the challenge from the handshake, which has a random number and a key share of the listener in
+it, and nothing is sent. The dialer answers with its key id, a nonce of its own and a proof; the listener finds the key
+by its id, checks the proof and answers with one of its own, so an impostor that took over an address is detected before
+a frame is sent.
 
 Both proofs are HMAC-SHA256 under the key of the role, both nonces, the key id, the names under which the dialer knows
 the listener, and the binding: the SHA-256 fingerprint of the listener's certificate, empty without TLS. So a recorded
@@ -210,15 +212,16 @@ class Authenticator:
     authorize: Authorize
     rng: random.Random
 
-    def challenge(self, names: Collection[str], binding: str = "", remote: str = "") -> Challenge:
+    def challenge(self, names: Collection[str], binding: str = "", remote: str = "", *, nonce: str = "") -> Challenge:
         """Return the challenge for one connection.
 
         Args:
             names: of this listener, see the module.
             binding: SHA-256 fingerprint of the certificate that it shows there, empty without TLS.
             remote: origin of the connection, for `KeyRegister`.
+            nonce: that both sides have from its TLS handshake. Default: a random number, which has to be sent.
         """
-        return Challenge(make_nonce(self.rng), self.authorize, names, binding, remote)
+        return Challenge(nonce or make_nonce(self.rng), self.authorize, names, binding, remote)
 
 
 # As HTTP headers -----------------------------------------------------------------------------------------------------

@@ -7,9 +7,10 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import TypeVar
 
 import pytest
 import trio
@@ -28,13 +29,15 @@ from fray.net.tls.identity import (
     write_pem,
 )
 from fray.net.transport import Transport
-from fray.net.transports import sockets
+from fray.net.transports import handshake as client_server
+from fray.net.transports import http_upgrade, sockets
 from fray.net.transports.tls_dialer import TlsDialer
 from fray.net.transports.tls_listener import TlsServer
-from fray.net.transports.tls_socket import TlsSocket, handshake, wrap
+from fray.net.transports.tls_socket import TlsSocket, handshake, session_challenge, wrap
 from fray.net.transports.websocket import WebSocketNetwork
 from fray.testing.conformance import CREDENTIAL, NetworkUnderTest, listener, receive_all
 
+T = TypeVar("T")
 NOW = 1_800_000_000.0
 
 
@@ -403,6 +406,70 @@ async def test_a_peer_that_stops_in_its_handshake_holds_up_only_itself() -> None
         await accepted.receive()
         near.abort()
         await silent.aclose()
+
+
+# The challenge -------------------------------------------------------------------------------------------------------
+
+
+def without_session_challenge(monkeypatch: pytest.MonkeyPatch, make: Callable[[], T]) -> T:
+    """Return what ``make`` makes as the release before made it: without the ALPN name."""
+    with monkeypatch.context() as patch:
+        patch.setattr(ssl, "CHANNEL_BINDING_TYPES", [])
+        return make()
+
+
+@pytest.mark.parametrize("older", ["neither", "dialer", "listener"])
+async def test_the_challenge_is_in_the_tls_handshake_or_sent_as_in_the_release_before(
+    older: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    original = http_upgrade.write_challenge
+    monkeypatch.setattr(http_upgrade, "write_challenge", lambda nonce: sent.append(nonce) or original(nonce))
+    server, dialer = TlsServer(), TlsDialer()
+    if older == "listener":
+        without_session_challenge(monkeypatch, server.prepare)
+    if older == "dialer":
+        dialer = without_session_challenge(monkeypatch, TlsDialer)
+    async with listening(server) as (address, accepted):
+        near = await dial(f"{address}#{server.pins[0]}", WebSocketNetwork(tls_dialer=dialer))
+        await near.send([b"hello"])
+        far = await accepted.receive()
+        assert await far.receive() == b"hello"
+        near.abort()
+    assert len(sent) == (older != "neither")
+
+
+async def test_both_ends_have_the_same_challenge_and_each_connection_another() -> None:
+    async with tls_pair() as first, tls_pair() as second:
+        found = [session_challenge(sock) for sock in (*first, *second)]
+    assert found[0] == found[1]
+    assert found[2] == found[3]
+    assert found[0] != found[2]
+    assert min(map(len, found)) >= 64
+
+
+async def test_a_proof_that_is_passed_on_by_one_with_the_certificates_key_is_refused() -> None:
+    """Its connection to the dialer and the one to the listener have different challenges."""
+    server = TlsServer()
+    answers: list[bytes] = []
+    async with listening(server) as (real, _):
+        with sockets.listening(sockets.parse("tcp:127.0.0.1:0")) as (between, bound):
+
+            async def pass_on() -> None:
+                near = await server.accept((await sockets.accept(between))[0])
+                far = await TlsDialer().connect(sockets.parse(f"{real}#{server.pins[0]}"))
+                with near, far:
+                    request, _ = await client_server._receive_head(near, b"GET ")
+                    await client_server._send(far, request + http_upgrade.BLANK_LINE)
+                    answer, _ = await client_server._receive_head(far, b"HTTP/1.1 ")
+                    answers.append(answer)
+                    await client_server._send(near, answer + http_upgrade.BLANK_LINE)
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(pass_on)
+                with pytest.raises(Unauthorized):
+                    await dial(f"{bound.replace('tcp:', 'tls:')}#{server.pins[0]}")
+    assert answers[0].startswith(b"HTTP/1.1 401 ")
 
 
 # The socket ----------------------------------------------------------------------------------------------------------

@@ -360,18 +360,21 @@ async def test_a_connection_that_is_not_established_is_tried_beside_the_first(
 ) -> None:
     """The kernel repeats a lost SYN after growing pauses; another attempt begins with one of its own."""
     near, far = socket.socketpair()
-    attempts: list[float] = []
+    attempts: dict[socket.socket, float] = {}
 
-    async def connect_one(family: int, target: object) -> tuple[socket.socket, str]:
-        attempts.append(trio.current_time())
+    async def established(started: tuple[socket.socket, int, str]) -> tuple[socket.socket, str]:
+        attempts.setdefault(started[0], trio.current_time())
         if len(attempts) < 7:
             await trio.sleep_forever()
+        started[0].close()
         return near, "tcp:127.0.0.1:1"
 
-    monkeypatch.setattr(sockets, "_connect_one", connect_one)
+    monkeypatch.setattr(sockets, "_established", established)
     with near, far:
         assert await sockets.connect(sockets.parse("tcp:127.0.0.1:1")) == (near, "tcp:127.0.0.1:1")
-    assert [round(at - attempts[0]) for at in attempts] == [0, 1, 2, 3, 4, 5, 6]
+    first = min(attempts.values())
+    assert [round(at - first) for at in attempts.values()] == [0, 1, 2, 3, 4, 5, 6]
+    assert all(sock.fileno() < 0 for sock in attempts), "those that were given up are closed"
 
 
 async def test_a_connection_retransmits_each_second_at_least() -> None:

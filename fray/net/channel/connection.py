@@ -140,6 +140,7 @@ class Connection:
         """Serve until the connection is lost. A polite one that is cancelled from outside sends its goodbye first."""
         try:
             with self._scope:
+                self._send_first()
                 async with trio.open_nursery() as nursery:
                     # Reader and writer are tasks by themselves: a message then resumes no frame but theirs, while the
                     # heartbeat, which sleeps most of the time, may stay below the frames of the dialer or the acceptor.
@@ -154,6 +155,20 @@ class Connection:
                 with trio.move_on_after(FAREWELL_S, shield=True):
                     await self._farewell()
             self.transport.abort()
+
+    def _send_first(self) -> None:
+        """Send the opening and what is pending before the tasks begin: the peer works on it meanwhile."""
+        # A channel that has ended while it was attached has sent its goodbye, and the opening before it.
+        if self._send_now is None or not self._channel.owns(self):
+            return
+        if self._opening is not None:
+            opening, self._opening = self._opening, None
+            if not self._send_now([opening]):
+                self._unfinished = [opening]
+                return
+        message = self._next_frames()
+        if message is not None and not self._send_now(message):
+            self._unfinished = message
 
     def drop(self, why: FrayError) -> None:
         """Close it now, for this reason (the first reason counts)."""

@@ -20,6 +20,10 @@ HOST_NAME = "actors.fray"
 NODE_URI = "fray:node/"
 """Prefix of the URI in the certificate of a node; the node's name follows."""
 
+SESSION_CHALLENGE = "fray-session-challenge"
+"""ALPN name by which both sides of a connection agree to take the challenge of `fray.net.auth` from the TLS handshake,
+which saves a round trip. The release before does not offer it: there the listener sends a challenge."""
+
 PINS_LIMIT = 2
 """Fingerprints that a dialer accepts at a time: while an authority is replaced there are two."""
 FINGERPRINT_LENGTH = 64
@@ -121,6 +125,8 @@ def _context(protocol: int, identity: TlsIdentity | None) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     # Both sides are Fray: older versions would only be ways to a weaker connection.
     context.minimum_version = ssl.TLSVersion.TLSv1_3
+    if "tls-unique" in ssl.CHANNEL_BINDING_TYPES:
+        context.set_alpn_protocols([SESSION_CHALLENGE])
     if identity is not None:
         with _as_file(identity.key + b"\n" + identity.chain) as path:
             context.load_cert_chain(path)

@@ -5,7 +5,7 @@ MB of copied pages for it in a process that has just been forked, and twice the 
 use it as the reference (`tests/support/trio_handshake.py`).
 
 Between machines the dialer asks for the challenge, so that the whole is HTTP; on a Unix socket the listener sends it at
-once, which saves a message.
+once, which saves a message; with TLS both sides have it from the handshake of TLS, which saves an exchange.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ async def client_handshake(
     credential: Credential | None,
     rng: random.Random,
     binding: str = "",
+    nonce: str = "",
 ) -> bytes:
     """Upgrade a dialed connection and verify its listener; return the bytes received after its head.
 
     Args:
         names: under which the dialer knows the listener, see `fray.net.auth`.
         binding: SHA-256 fingerprint of the certificate that the listener has shown, empty without TLS.
+        nonce: challenge that both sides have from the TLS handshake. Default: the listener sends one.
 
     Raises:
         Unauthorized: the listener does not have the key.
@@ -47,7 +49,7 @@ async def client_handshake(
         UpgradeRejected, HandshakeLost: see `fray.net.transports.http_upgrade`.
         OSError: the connection broke.
     """
-    challenge = await request_challenge(sock, address, credential, rng)
+    challenge = nonce or await request_challenge(sock, address, credential, rng)
     key = http_upgrade.make_key(rng)
     if credential is None:
         await _send(sock, http_upgrade.write_request(address.host_header, key, {}))
@@ -127,16 +129,15 @@ async def offer_challenge(sock: socket.socket, challenge: auth.Challenge) -> byt
     Raises:
         HandshakeLost, OSError: see `server_handshake`.
     """
-    offer = http_upgrade.write_challenge(auth.write_challenge(challenge.nonce))
     if sock.family == socket.AF_UNIX:
-        await _send(sock, offer)
+        await _send(sock, http_upgrade.write_challenge(auth.write_challenge(challenge.nonce)))
         return b""
     head, surplus = await _receive_head(sock, _REQUEST)
     _, headers = http_upgrade.read_request(head)
     # A dialer without a key, a client of another make, or a recorded proof: this request is the last one, and decides.
     if not auth.is_challenge_wanted(headers.get("authorization")):
         return head + http_upgrade.BLANK_LINE + surplus
-    await _send(sock, offer)
+    await _send(sock, http_upgrade.write_challenge(auth.write_challenge(challenge.nonce)))
     return surplus
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 
 from attrs import define, field
 
@@ -70,11 +71,15 @@ class PendingConnections:
 def origin_of(remote: str) -> str:
     """Return what shares a limit: an IP address, or the network of 64 bits that one machine has in version 6, or a
     process of this machine."""
-    host = remote.removeprefix("tcp:").rpartition(":")[0].partition("%")[0]
+    return _origin_of_host(remote.removeprefix("tcp:").rpartition(":")[0].partition("%")[0]) or remote
+
+
+@lru_cache(maxsize=1024)
+def _origin_of_host(host: str) -> str:
     try:
         found = ipaddress.ip_address(host)
     except ValueError:
-        return remote
+        return ""
     if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is None:
         return str(ipaddress.ip_network((found, 64), strict=False))
     return host

@@ -14,6 +14,9 @@ import socket
 import stat
 import tempfile
 from collections.abc import Iterator
+from functools import lru_cache
+from itertools import chain, repeat
+from typing import TypeAlias
 
 import trio
 from attrs import frozen
@@ -47,6 +50,10 @@ _TCP_RTO_MAX_MS = 44
 _GONE = {errno.ECONNREFUSED, errno.ENOENT, errno.ENOTSOCK}
 _FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _TRANSIENT = {errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.EAGAIN}
+
+
+_Started: TypeAlias = tuple[socket.socket, int, str]
+"""A socket that connects, the error number so far, and the name of a Unix socket."""
 
 
 @frozen
@@ -99,13 +106,19 @@ def _parse_pins(address: str, text: str) -> tuple[str, ...]:
 
 def tcp_name(host: str, port: int) -> str:
     """Return the one spelling of a TCP address by which both ends of a connection name the listener."""
+    host = _spelling_of(host)
+    return f"tcp:[{host}]:{port}" if ":" in host else f"tcp:{host}:{port}"
+
+
+@lru_cache(maxsize=1024)
+def _spelling_of(host: str) -> str:
     host = host.strip("[]").partition("%")[0].lower()
     with contextlib.suppress(ValueError):
         found = ipaddress.ip_address(host)
         # A listener on both families sees dialers of the older one at mapped addresses.
         mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
         host = str(mapped or found)
-    return f"tcp:[{host}]:{port}" if ":" in host else f"tcp:{host}:{port}"
+    return host
 
 
 def local_name(sock: socket.socket) -> str:
@@ -174,26 +187,34 @@ async def _targets(address: Address) -> list[tuple[int, str | tuple[str, int]]]:
 
 async def _connect_again(family: int, target: str | tuple[str, int]) -> tuple[socket.socket, str]:
     """Return the first connection that is established; begin another attempt each `CONNECT_EVERY_S`."""
+    first = await _begin_connect(family, target)
+    try:
+        # Without tasks, since almost every connection is established by then.
+        with trio.move_on_after(CONNECT_EVERY_S):
+            return await _established(first)
+    except BaseException:
+        first[0].close()
+        raise
     found: list[tuple[socket.socket, str]] = []
     errors: list[OSError] = []
     attempts: list[trio.CancelScope] = []
     try:
         async with trio.open_nursery() as nursery:
 
-            async def attempt(scope: trio.CancelScope) -> None:
+            async def attempt(scope: trio.CancelScope, started: _Started | None) -> None:
                 with scope:
                     try:
-                        found.append(await _connect_one(family, target))
+                        found.append(await _connect_one(family, target, started))
                     except OSError as error:
                         errors.append(error)
                     nursery.cancel_scope.cancel()
 
-            while True:
+            for started in chain([first], repeat(None)):
                 attempts.append(trio.CancelScope())
-                nursery.start_soon(attempt, attempts[-1])
+                nursery.start_soon(attempt, attempts[-1], started)
                 if len(attempts) > CONNECT_ATTEMPTS:
                     attempts.pop(0).cancel()
-                await trio.sleep(CONNECT_EVERY_S)
+                await trio.sleep(CONNECT_EVERY_S if started is None else 0)
         if not found:
             raise errors[0]
         return found.pop(0)
@@ -203,24 +224,39 @@ async def _connect_again(family: int, target: str | tuple[str, int]) -> tuple[so
             sock.close()
 
 
-async def _connect_one(family: int, target: str | tuple[str, int]) -> tuple[socket.socket, str]:
+async def _connect_one(
+    family: int, target: str | tuple[str, int], started: _Started | None = None
+) -> tuple[socket.socket, str]:
+    started = started or await _begin_connect(family, target)
+    try:
+        return await _established(started)
+    except BaseException:
+        started[0].close()
+        raise
+
+
+async def _begin_connect(family: int, target: str | tuple[str, int]) -> _Started:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
         while (started := _start_connect(sock, target))[0] == errno.EAGAIN:  # noqa: ASYNC110 (no event for it)
             # The queue of a Unix listener is full: the kernel reports that at once and never says when there is room.
             await trio.sleep(0.01)
-        code, name = started
-        if code == errno.EINPROGRESS:
-            await trio.lowlevel.wait_writable(sock)
-            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
-            raise OSError(code, os.strerror(code))
-        tune(sock)
-        return sock, name or tcp_name(*sock.getpeername()[:2])
+        return sock, *started
     except BaseException:
         sock.close()
         raise
+
+
+async def _established(started: _Started) -> tuple[socket.socket, str]:
+    sock, code, name = started
+    if code == errno.EINPROGRESS:
+        await trio.lowlevel.wait_writable(sock)
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if code:
+        raise OSError(code, os.strerror(code))
+    tune(sock)
+    return sock, name or tcp_name(*sock.getpeername()[:2])
 
 
 def _start_connect(sock: socket.socket, target: str | tuple[str, int]) -> tuple[int, str]:

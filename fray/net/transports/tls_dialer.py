@@ -71,15 +71,15 @@ class TlsDialer:
                 if len(known) == len(pins):
                     raise
         sock = await self._handshake(target, self._unverified)
-        shown = [fingerprint(certificate) for certificate in shown_chain(sock)]
         # By the certificate itself, and not by the first of the chain, which is the same but nothing depends on it.
         own = fingerprint(shown_certificate(sock))
         if own in pins:
             sock.binding = own
             return sock
+        chain = shown_chain(sock)
+        shown = [fingerprint(certificate) for certificate in chain]
         found = [at for at, each in enumerate(shown) if each in pins]
         if found:
-            chain = shown_chain(sock)
             self._authorities.update((shown[at], chain[at]) for at in found)
         sock.close()
         if not found:

@@ -15,10 +15,15 @@ from typing import Any
 
 import trio
 
-from fray.net.tls.identity import fingerprint
+from fray.net.tls.identity import SESSION_CHALLENGE, fingerprint
 
 RECORD_BYTES = 16 * 1024
 """Content of one TLS record at most."""
+_WANTS = (ssl.SSLWantReadError, ssl.SSLWantWriteError)
+URIS_LIMIT = 1024
+"""Certificates whose URIs are remembered."""
+_uris: dict[bytes, tuple[str, ...]] = {}
+"""URIs by certificate (DER)."""
 
 
 class TlsSocket(ssl.SSLSocket):
@@ -33,6 +38,13 @@ class TlsSocket(ssl.SSLSocket):
 
     def send(self, data: Any, flags: int = 0) -> int:
         """Send as `socket.socket.send` does."""
+        # The usual message, without the generator of records.
+        if not self._begun and len(data) <= RECORD_BYTES:
+            try:
+                return int(self._sslobj.write(data))  # type: ignore[attr-defined]
+            except _WANTS:
+                self._begun = bytes(data)
+                raise _blocked() from None
         return self.sendmsg([data])
 
     def sendmsg(self, buffers: Sequence[Any]) -> int:  # type: ignore[override]  # the standard library has none
@@ -62,16 +74,17 @@ class TlsSocket(ssl.SSLSocket):
         return sent
 
     def _write(self, record: Any) -> int:
+        # The object behind the socket, here and elsewhere: methods of `SSLSocket` around it cost 0.5 µs a call.
         try:
-            return self.write(record)
-        except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            return int(self._sslobj.write(record))  # type: ignore[attr-defined]
+        except _WANTS:
             raise _blocked() from None
 
     # Receiving
 
     def recv(self, buflen: int = RECORD_BYTES, flags: int = 0) -> bytes:
         """Receive as `socket.socket.recv` does, also the content of several records."""
-        data = self._read(min(buflen, RECORD_BYTES))
+        data: bytes = self._read(min(buflen, RECORD_BYTES))
         if len(data) < RECORD_BYTES or buflen == RECORD_BYTES:
             return data
         # A full record is rarely the last one.
@@ -85,28 +98,31 @@ class TlsSocket(ssl.SSLSocket):
             size += len(data)
         return b"".join(parts)
 
-    def _read(self, size: int) -> bytes:
-        try:
-            return self.read(size)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            raise _blocked() from None
-
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
         """Receive as `socket.socket.recv_into` does, also the content of several records."""
         view = memoryview(buffer)[:nbytes]
         filled, count = 0, RECORD_BYTES
         while filled < len(view) and count == RECORD_BYTES:
-            wanted = len(view) - filled
             try:
-                count = int(self.read(wanted, view[filled:]))
-            except OSError as error:
+                count = self._read(len(view) - filled, view[filled:])
+            except OSError:
                 if filled:
                     break
-                if isinstance(error, ssl.SSLWantReadError | ssl.SSLWantWriteError):
-                    raise _blocked() from None
                 raise
             filled += count
         return filled
+
+    def _read(self, size: int, *into: memoryview) -> Any:
+        """Return bytes, or their number if they are read into a buffer."""
+        try:
+            return self._sslobj.read(size, *into)  # type: ignore[attr-defined]
+        except _WANTS:
+            raise _blocked() from None
+        except ssl.SSLError as error:
+            # The end without a close_notify: frames say themselves whether they are complete.
+            if error.args[0] == ssl.SSL_ERROR_EOF:
+                return 0 if into else b""
+            raise
 
     # Ending
 
@@ -134,8 +150,8 @@ def wrap(sock: socket.socket, context: ssl.SSLContext, *, server_name: str | Non
         wrapped = context.wrap_socket(
             sock, server_side=server_name is None, server_hostname=server_name, do_handshake_on_connect=False
         )
-    # It has been reset: `wrap_socket` reads from it then, when there is nothing yet that could decrypt.
-    except ValueError as error:
+    # It has been reset: `wrap_socket` reads from it then, when there is no object yet that could decrypt.
+    except (ValueError, AttributeError) as error:
         raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)) from error
     assert isinstance(wrapped, TlsSocket)
     return wrapped
@@ -174,14 +190,34 @@ def shown_chain(sock: TlsSocket) -> list[bytes]:
 
 def shown_uris(sock: TlsSocket) -> tuple[str, ...]:
     """Return the URIs in the certificate that the peer has shown, if it was verified."""
-    verified = sock.getpeercert() or {}
-    names: Sequence[tuple[str, str]] = verified.get("subjectAltName", ())  # type: ignore[assignment]
-    return tuple(text for kind, text in names if kind == "URI")
+    certificate = shown_certificate(sock)
+    if not certificate:
+        return ()
+    found = _uris.get(certificate)
+    if found is None:
+        names: Any = (sock.getpeercert() or {}).get("subjectAltName", ())
+        found = _uris[certificate] = tuple(text for kind, text in names if kind == "URI")
+        # OpenSSL reads a certificate in some 0.2 ms; a node dials again with the same one.
+        if len(_uris) > URIS_LIMIT:
+            del _uris[next(iter(_uris))]
+    return found
 
 
 def pin_of(sock: TlsSocket) -> str:
     """Return the fingerprint of the certificate that the listener has shown."""
     return fingerprint(shown_certificate(sock))
+
+
+def session_challenge(sock: TlsSocket) -> str:
+    """Return the challenge that both sides have from the TLS handshake, see `fray.net.auth`; empty if the listener
+    sends one."""
+    if sock.selected_alpn_protocol() != SESSION_CHALLENGE:
+        return ""
+    # The dialer's Finished message: a MAC over all of the handshake, with random numbers and key shares of both sides
+    # and the certificate, under a key that is of this session. So no two connections have the same, not even the two
+    # of one in the middle who has the listener's key. (Python calls it by its name in TLS 1.2, where two sessions that
+    # were resumed or renegotiated could be made to share it. TLS 1.3 cannot renegotiate, and no session is resumed.)
+    return (sock.get_channel_binding("tls-unique") or b"").hex()
 
 
 def _blocked() -> BlockingIOError:

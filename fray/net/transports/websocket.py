@@ -29,7 +29,7 @@ from fray.net.transports.pending import GREETING_S, PendingConnections
 from fray.net.transports.sockets import Address
 from fray.net.transports.tls_dialer import TlsDialer
 from fray.net.transports.tls_listener import TlsServer
-from fray.net.transports.tls_socket import TlsSocket, shown_uris
+from fray.net.transports.tls_socket import TlsSocket, session_challenge, shown_uris
 from fray.net.transports.websocket_transport import WebSocketTransport
 
 logger = logging.getLogger("fray.net")
@@ -117,7 +117,8 @@ class WebSocketNetwork:
         self, sock: socket.socket, target: Address, name: str, credential: Credential | None
     ) -> WebSocketTransport:
         names = dialed_names(target, name)
-        surplus = await handshake.client_handshake(sock, target, names, credential, self.rng, binding_of(sock))
+        nonce = session_challenge(sock) if isinstance(sock, TlsSocket) else ""
+        surplus = await handshake.client_handshake(sock, target, names, credential, self.rng, binding_of(sock), nonce)
         identity = PeerIdentity(credential.key_id if credential else "", target.text)
         return WebSocketTransport(sock, identity, client=True, surplus=surplus)
 
@@ -213,7 +214,8 @@ class Listener:
         own = sockets.local_name(sock)
         port = int(own.rpartition(":")[2])
         names = {own, *(named(name, port) for name in self._names)}
-        return self._authenticator.challenge(names, binding_of(sock), remote)
+        nonce = session_challenge(sock) if isinstance(sock, TlsSocket) else ""
+        return self._authenticator.challenge(names, binding_of(sock), remote, nonce=nonce)
 
     async def run(self, address: Address, task_status: trio.TaskStatus[str]) -> None:
         with sockets.listening(address) as (listener, bound):

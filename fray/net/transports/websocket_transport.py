@@ -21,7 +21,7 @@ from fray.errors import ConnectionFailed, MessageTooLarge, ProtocolMismatch
 from fray.net.transport import Bytes, PeerIdentity
 from fray.net.transports import sockets, websocket_frames
 from fray.net.transports.memory import TRANSPORT_LIMIT_BYTES, too_large
-from fray.net.transports.tls_socket import TlsSocket
+from fray.net.transports.tls_socket import RECORD_BYTES, TlsSocket
 from fray.net.transports.websocket_frames import (
     BINARY,
     CLOSE,
@@ -38,7 +38,8 @@ JOIN_UP_TO_BYTES = 32 * 1024
 PARTS_LIMIT = 256
 """Number of parts from which on they are joined as well (the kernel takes at most 1024)."""
 BETWEEN_CHUNKS_BYTES = 8 * 1024
-"""First read after a message that was received into its place: enough to find the place of the next one."""
+"""First read after a message that was received into its place: enough to find the place of the next one. With TLS it
+is a whole record, which is decrypted as a whole."""
 EAGER_READS = 8
 CLOSE_S = 1.0
 
@@ -55,6 +56,7 @@ class WebSocketTransport:
         """True if the other end is certainly on this machine."""
         self._sock = sock
         self._tls = sock if isinstance(sock, TlsSocket) else None
+        self._between_bytes = BETWEEN_CHUNKS_BYTES if self._tls is None else RECORD_BYTES
         self._client = client
         self._reader = Reader(masked=not client, limit_bytes=TRANSPORT_LIMIT_BYTES, data=surplus)
         self._closed_reason: str | None = None
@@ -67,7 +69,8 @@ class WebSocketTransport:
         self._pong = b""
         self._more = False
         """Set if the last read filled its buffer, so there may be more."""
-        self._streak = 0
+        self._streak = 1
+        """Number of reads in a row that filled their buffers, as the handshake's last one may have done."""
         self._receiving = False
         self._done = trio.Event()
 
@@ -208,7 +211,7 @@ class WebSocketTransport:
                 count, room = self._sock.recv_into(target), len(target)
                 self._reader.filled(count)
             else:
-                room = BETWEEN_CHUNKS_BYTES if self._reader.take_hint() else RECEIVE_BYTES
+                room = self._between_bytes if self._reader.take_hint() else RECEIVE_BYTES
                 data = self._sock.recv(room)
                 count = len(data)
                 if count:
@@ -225,8 +228,8 @@ class WebSocketTransport:
         self._more = self._streak % EAGER_READS > 0
 
     async def _wait_readable(self) -> None:
-        if self._tls is not None and self._tls.pending():
-            # Decrypted already, so the kernel would not report it.
+        # Decrypted already, so the kernel would not report it. A read that did not fill its buffer has left nothing.
+        if self._tls is not None and self._streak and self._tls.pending():
             await trio.lowlevel.checkpoint()
             return
         self._receiving = True
