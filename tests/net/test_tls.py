@@ -449,7 +449,7 @@ async def test_both_ends_have_the_same_challenge_and_each_connection_another() -
 
 
 async def test_a_proof_that_is_passed_on_by_one_with_the_certificates_key_is_refused() -> None:
-    """Its connection to the dialer and the one to the listener have different challenges."""
+    """The connections to the dialer and to the listener have different challenges."""
     server = TlsServer()
     answers: list[bytes] = []
     async with listening(server) as (real, _):
