@@ -28,6 +28,7 @@ from fray.api.futures import Future, as_completed, wait_any
 from fray.api.jobs.job import Job
 from fray.api.jobs.job_group import JobGroup
 from fray.api.jobs.job_spec import ChildSpec, child
+from fray.api.objects import ObjectRef, allocate, put
 from fray.api.open import open_cluster
 from fray.api.reservation import Reservation
 from fray.api.scope import Scope
@@ -181,6 +182,7 @@ __all__ = [
     "NoSuchReservation",
     "NotPicklable",
     "ObjectLost",
+    "ObjectRef",
     "OnStall",
     "OutcomeUnknown",
     "PoolStats",
@@ -207,6 +209,7 @@ __all__ = [
     "Up",
     "WorkerInfo",
     "WorkerPool",
+    "allocate",
     "as_completed",
     "child",
     "current_actor",
@@ -219,6 +222,7 @@ __all__ = [
     "open_cluster",
     "open_forward",
     "progress",
+    "put",
     "wait_any",
 ]
 

@@ -225,7 +225,7 @@ def test_an_allowed_import_is_not_reported(path: str, source: str) -> None:
 LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "aio": (("crossing",), ("mirror",), ("nouns",)),
     "api": (
-        ("async_block", "futures", "job_html", "on_failure", "usage"),
+        ("async_block", "futures", "job_html", "objects", "on_failure", "usage"),
         ("jobs",),
         ("actors", "launch_options", "node_admin", "people_admin", "port_forward", "reservation"),
         ("scope",),

@@ -21,6 +21,7 @@ from fray.api.jobs.job import CurrentJob, current_job
 from fray.blocking.actor_context import ActorContext
 from fray.blocking.actor_server import ActorServer, LocalActorServer
 from fray.blocking.actors import ActorHandle, ActorMethod, DuplexStream, Stream, metrics_of
+from fray.blocking.bridge.objects import ObjectRef, allocate, put
 from fray.blocking.cluster import Cluster, Scope
 from fray.blocking.executor import Executor
 from fray.blocking.futures import ActorFuture, BroadcastFuture, as_completed, wait_any
@@ -97,6 +98,7 @@ __all__ = [
     "LocalCluster",
     "Metadata",
     "Namespace",
+    "ObjectRef",
     "Reservation",
     "ReservationConfig",
     "ReservationEvent",
@@ -110,11 +112,13 @@ __all__ = [
     "Stream",
     "TpuConfig",
     "WorkerPool",
+    "allocate",
     "as_completed",
     "current_cluster",
     "current_job",
     "metrics_of",
     "open_cluster",
+    "put",
     "wait_any",
 ]
 

@@ -6,33 +6,33 @@ longer than its owner. References may be pickled, also inside other objects.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import trio
 from attrs import frozen
 
+from fray.api import objects
+from fray.api.objects import sending as sending
 from fray.blocking.bridge import pickling
 from fray.blocking.bridge.background_loop import current_runtime, portal_of, runtime_here
 from fray.blocking.bridge.portal import refuse_in_loop
 from fray.model.resources import parse_bytes
 from fray.runtime.actors.methods import has_async_methods
 from fray.runtime.current_call import current_actor_var
-from fray.runtime.objects.references import HeldReferences, Place, references_of
+from fray.runtime.objects.references import Place, references_of
 from fray.runtime.objects.store import (
     MEMORY_LIMIT_BYTES,
     Home,
     ObjectStoreSettings,
     Spilled,
     StoredObject,
+    allocate_now,
     object_store_of,
     packed,
 )
 from fray.runtime.process.attempt import is_async
-from fray.runtime.runtime import Runtime, on_next_runtime
+from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import pickling as payload
 from fray.runtime.serialization.function_cache import FunctionPickleCache
 from fray.runtime.tasks.task_run import TaskRun
@@ -45,31 +45,11 @@ SENT_ALONG_BYTES = 32 * 1024
 """Size up to which an object that is an argument is sent with the call: cheaper than fetching it."""
 
 
-class ObjectRef:
+class ObjectRef(objects.ObjectRef):
     """Reference to an object that was put. Any thread may `get` it, any number of times."""
 
-    __slots__ = ("__weakref__", "_bound", "_place", "_token")
-
-    def __init__(self, holdings: HeldReferences | None, place: Place, token: str = "") -> None:
-        self._place = place
-        self._bound = holdings
-        # Kept for a second pass of the pickler, see `__reduce__`.
-        self._token: str | None = None
-        if holdings is not None:
-            holdings.added(place, token)
-        else:
-            # Unpickled before any cluster is open, as in a job's payload: the reference counts as held from then on.
-            on_next_runtime(_UnresolvedReference(weakref.ref(self), place, token))
-
-    @property
-    def _holdings(self) -> HeldReferences:
-        """References held by the cluster of the running code; a reference unpickled before the cluster was open is
-        bound then.
-        """
-        if self._bound is None:
-            current_runtime()
-        assert self._bound is not None
-        return self._bound
+    __slots__ = ()
+    _find_runtime = staticmethod(current_runtime)
 
     def get(self, timeout: float | None = None) -> Any:
         """Return the object. Large buffers (arrays) in it are read-only: on the owner's host they are the owner's own
@@ -79,7 +59,7 @@ class ObjectRef:
             timeout: seconds until TimeoutError. Default: no limit.
 
         Raises:
-            ObjectLost: its owner has ended.
+            ObjectLost: its owner has ended, or it was released.
             TimeoutError: the built-in one.
         """
         return payload.unbox(self._box(timeout))
@@ -107,33 +87,18 @@ class ObjectRef:
         """Call ``callback(self)`` at once."""
         callback(self)
 
+    def release(self) -> None:  # type: ignore[override]
+        """End the object now, although references to it remain; a later read raises `ObjectLost`."""
+        portal_of(self._holdings.runtime).call(self._holdings.release, self._place)
+
+    def __enter__(self) -> ObjectRef:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
     def __reduce__(self) -> tuple[Any, ...]:
-        sent = _sent.get()
-        if sent is not None:
-            # The sender holds what it has sent along until the code has ended, since that may be run again.
-            sent.append(self)
-        # Not sent, so it must not count as in transit.
-        if payload.passes.compares:
-            return _unpickle, (self._place, "")
-        # The token of the discarded first pickle is used again, or it would count for an hour.
-        token, self._token = self._token if payload.passes.second else None, None
-        if token is None:
-            token = self._token = self._holdings.sent(self._place)
-        return _unpickle, (self._place, token)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ObjectRef) and other._place == self._place
-
-    def __hash__(self) -> int:
-        return hash(self._place)
-
-    def __del__(self) -> None:
-        # `__init__` may have failed before it was set.
-        if getattr(self, "_bound", None) is not None:
-            self._holdings.removed(self._place)
-
-    def __repr__(self) -> str:
-        return f"<ObjectRef {self._place[2]} of {self._place[0]}>"
+        return _unpickle, self._address()
 
 
 def _unpickle(place: Place, token: str) -> ObjectRef:
@@ -141,41 +106,7 @@ def _unpickle(place: Place, token: str) -> ObjectRef:
     return ObjectRef(None if runtime is None else references_of(runtime), place, token)
 
 
-@frozen
-class _UnresolvedReference:
-    """Called with the first runtime, for a reference that was unpickled before any cluster was open."""
-
-    ref: weakref.ref[ObjectRef]
-    place: Place
-    token: str
-
-    def __call__(self, runtime: Runtime) -> None:
-        ref, holdings = self.ref(), references_of(runtime)
-        holdings.added(self.place, self.token)
-        if ref is None:
-            holdings.removed(self.place)  # it has been dropped already
-        else:
-            ref._bound = holdings
-
-
 # Pickling ------------------------------------------------------------------------------------------------------------
-
-_sent: ContextVar[list[ObjectRef] | None] = ContextVar("fray_sent_refs", default=None)
-
-
-@contextmanager
-def sending() -> Iterator[list[ObjectRef]]:
-    """Collect the references that this thread pickles in the ``with`` block."""
-    refs: list[ObjectRef] = []
-    token = _sent.set(refs)
-    try:
-        yield refs
-    finally:
-        _sent.reset(token)
-        around = _sent.get()
-        if around is not None:
-            # Blocks may be nested, when an argument is pickled inside of another one.
-            around.extend(refs)
 
 
 def argument(of: Any) -> Any:
@@ -235,6 +166,20 @@ class BoxedArgument:
 
 
 # Putting -------------------------------------------------------------------------------------------------------------
+
+
+def put(value: Any) -> ObjectRef:
+    return ObjectOwner(current_runtime()).put(value)
+
+
+put.__doc__ = objects.put.__doc__
+
+
+def allocate(size_bytes: int) -> memoryview:
+    return allocate_now(size_bytes)
+
+
+allocate.__doc__ = objects.allocate.__doc__
 
 
 class ObjectOwner:

@@ -44,6 +44,8 @@ SPARE_BYTES = 64 * 1024 * 1024
 # Some 0.4 ms. With steps of 1 MiB, the checkpoints between them cost as much as the copy of 100 MB.
 STEP_BYTES = 4 * 1024 * 1024
 HUGE_FROM_BYTES = 4 * 1024 * 1024
+CHAIN_LIMIT = 8
+"""Number of arrays and views that may lie over one another."""
 
 
 def allocate_receive_buffer(size_bytes: int) -> bytearray | memoryview:
@@ -124,6 +126,8 @@ class SegmentPool:
         self._uses_ended: deque[int] = deque()
         """Segments with an ended use, added by finalizers, which may run anywhere and must not lock."""
         self._views: dict[int, weakref.ref[Any]] = {}
+        self._unsealed: dict[int, int] = {}
+        """Segments that code fills itself, by the `id` of their exporter."""
         self._closed = False
         self.on_removed: list[Callable[[list[int]], None]] = []
         """Callbacks with the numbers of removed segments; called without a lock, in any thread."""
@@ -140,8 +144,39 @@ class SegmentPool:
     def used(self) -> int:
         """Number of segments in use."""
         with self._mutex:
-            self._end_recorded_uses()
-            return sum(entry.uses > 0 for entry in self._allocator.entries.values())
+            removed = self._end_recorded_uses()
+            self._remove(removed)
+            used = sum(entry.uses > 0 for entry in self._allocator.entries.values())
+        self._notify_removed(removed)
+        return used
+
+    @property
+    def limit_bytes(self) -> int:
+        """Limit of the bytes of all segments."""
+        return self._allocator.limit_bytes
+
+    def allocate(self, size: int) -> memoryview | None:
+        """Return a segment's memory for code that fills it itself, then calls `seal`; None: no room."""
+        segment = self._take(size)
+        if segment is None:
+            return None
+        try:
+            # All pages now: where the file system is full, touching the mapping later would be a SIGBUS.
+            if segment.filled < size:
+                os.posix_fallocate(segment.fd, 0, size)
+                segment.filled = size
+        except OSError:
+            self.drop(segment.number, spoil=True)
+            return None
+        snapshot = self._snapshot(segment, 0, size)
+        self._unsealed[id(snapshot._exporter)] = segment.number
+        return snapshot.view
+
+    def seal(self, exporter: Any) -> Snapshot | None:
+        """Return the allocated memory that belongs to this exporter as a snapshot; None: it was not allocated, or was
+        sealed before."""
+        number = self._unsealed.pop(id(exporter), None)
+        return None if number is None else Snapshot(number, len(exporter), exporter)
 
     def store(self, data: memoryview) -> Snapshot | None:
         """Return a copy of these bytes; None when the pool or its file system is full."""
@@ -259,6 +294,7 @@ class SegmentPool:
 
         def ended(_: object) -> None:
             del self._views[key]
+            self._unsealed.pop(key, None)
             # Finalizers run in any thread, perhaps while it holds the mutex. Appending to a deque is atomic and needs
             # none.
             self._uses_ended.append(number)
@@ -314,6 +350,23 @@ def pool() -> SegmentPool | None:
                 if _pool is not None:
                     atexit.register(_pool.close)
     return _pool
+
+
+def seal(view: memoryview) -> Snapshot | None:
+    """Return the memory of `SegmentPool.allocate` that ``view`` spans, as a snapshot; None if it does not.
+
+    A view of a part is copied like any other memory.
+    """
+    found: Any = view
+    # An array refers to the memory below it by `base`, a view by `obj`; the chain ends at the exporter.
+    for _ in range(CHAIN_LIMIT):
+        below = found.obj if isinstance(found, memoryview) else getattr(found, "base", None)
+        if below is None:
+            break
+        found = below
+    if _pool is None or not hasattr(type(found), "_length_") or len(found) != len(view):
+        return None
+    return _pool.seal(found)
 
 
 def limit_bytes() -> int:

@@ -90,6 +90,20 @@ class ReferenceCounts:
             self.entries[number].holders.discard(holder)
         return self._remove_unheld(sorted(numbers))
 
+    def end(self, number: int) -> list[int]:
+        """Remove one object, although references remain."""
+        entry = self.entries.get(number)
+        if entry is None:
+            return []
+        for holder in entry.holders:
+            held = self._held[holder]
+            held.discard(number)
+            if not held:
+                del self._held[holder]
+        entry.holders.clear()
+        entry.tokens.clear()
+        return self._remove_unheld([number])
+
     def add_token(self, number: int, token: str, now: float) -> None:
         """Count a reference in transit."""
         entry = self.entries.get(number)

@@ -7,6 +7,7 @@ once that it has released it, however many references there are: so the traffic 
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -163,6 +164,20 @@ class HeldReferences:
         """Return the store at ``home`` if it belongs to this process."""
         store = self.runtime.services.get(OBJECT_STORE)
         return store if store is not None and store.home == home else None
+
+    async def read(self, place: Place) -> pickling.Boxed:
+        """Return an object of any process, for `pickling.unbox`. Loop only. Raises ObjectLost."""
+        store = self.own_store(place[:2])
+        return await (self.fetch(place) if store is None else store.read(place[2]))
+
+    async def release(self, place: Place) -> None:
+        """End an object, although references remain. Loop only."""
+        store = self.own_store(place[:2])
+        if store is not None:
+            await store.end_object(place[2])
+            return
+        with contextlib.suppress(ActorDied):  # its owner has ended, and the object with it
+            await self._call_owner(place[:2], "end_object", place[2])
 
     async def fetch(self, place: Place) -> pickling.Boxed:
         """Return an object of another process, for `pickling.unbox`. Loop only.

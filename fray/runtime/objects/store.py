@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import trio
 from attrs import define, frozen
 
-from fray.errors import ObjectLost
+from fray.errors import InvalidRequest, ObjectLost
 from fray.model.ids import ActorId
 from fray.model.messages.client import Names
 from fray.model.messages.large_values import check_size
@@ -203,7 +203,7 @@ class ObjectStore:
         """Return the object or its place in storage. Any thread. Raises ObjectLost."""
         record = self._records.get(number)
         if record is None:
-            raise ObjectLost("object no longer exists: all references were released, or its owner ended")
+            raise ObjectLost("object no longer exists: it or all its references were released, or its owner ended")
         # The order of use belongs to the loop, and this may be any thread.
         self._runtime.token.run_sync_soon(self.refcounts.touch, number)
         return record
@@ -218,6 +218,11 @@ class ObjectStore:
         if is_large(boxed):
             await _wait_for_capabilities()
         return boxed
+
+    async def read(self, number: int) -> pickling.Boxed:
+        """Return an object to code of this process. Raises ObjectLost."""
+        record = self.find(number)
+        return (await trio.to_thread.run_sync(record.read) if isinstance(record, Spilled) else record).box()
 
     # Holders ---------------------------------------------------------------------------------------------------------
 
@@ -238,6 +243,10 @@ class ObjectStore:
                 counts.add_token(number, token, trio.current_time())
             else:
                 self._remove_records(counts.remove_token(number, token))
+
+    async def end_object(self, number: int) -> None:
+        """End an object, although references remain."""
+        self._remove_records(self.refcounts.end(number))
 
     async def watch_holder(self, holder: str, exports: str) -> None:
         """Wait for the end of the process ``holder``, which calls this, then remove it from all its objects.
@@ -321,8 +330,30 @@ class ObjectStore:
         return f"{self._directory}/{number}"
 
 
+def allocate_now(size_bytes: int) -> memoryview:
+    """Return writable shared memory of this host, which an object takes over without a copy. May take milliseconds.
+
+    Raises:
+        InvalidRequest: the size is not positive.
+        MemoryError: no shared memory of this size is free.
+    """
+    if size_bytes < 1:
+        raise InvalidRequest(f"allocate({size_bytes!r}): write a size in bytes that is at least 1")
+    pool = shared_memory.pool()
+    view = None if pool is None else pool.allocate(size_bytes)
+    if view is None:
+        limit = "0 bytes" if pool is None else f"{pool.limit_bytes:,} bytes, {pool.held_bytes:,} in use"
+        raise MemoryError(
+            f"allocate({size_bytes:,}): no shared memory of this size is free here (limit of this process: {limit}). "
+            "Release objects, raise FRAY_SEGMENT_POOL_BYTES, or give the host a larger /dev/shm"
+        )
+    return view
+
+
 def packed(obj: Any, what: str) -> tuple[bytes, list[memoryview], bool]:
     """Return (pickle, views of its out-of-band buffers, pickled_first). Raises NotPicklable, MessageTooLarge."""
+    if type(obj) is memoryview:
+        obj = pickling.PickleBuffer(obj)  # a memoryview cannot be pickled; it arrives as one
     pickled = pickling.pack(obj, what)
     if isinstance(pickled, bytes):
         return pickled, [], False
@@ -332,7 +363,9 @@ def packed(obj: Any, what: str) -> tuple[bytes, list[memoryview], bool]:
 
 
 def copy_buffer(view: memoryview) -> Piece:
-    """Return a copy, in a segment if it is large enough and the pool has room."""
+    """Return a copy, in a segment if it is large enough and the pool has room; an allocated buffer is not copied."""
+    if (sealed := shared_memory.seal(view)) is not None:
+        return sealed
     pool = shared_memory.pool() if len(view) >= SEGMENT_FROM_BYTES else None
     snapshot = pool.store(view) if pool is not None else None
     return copy_to_heap(view) if snapshot is None else snapshot
@@ -340,6 +373,8 @@ def copy_buffer(view: memoryview) -> Piece:
 
 async def _copy_buffer_in_loop(view: memoryview) -> Piece:
     """Copy as `copy_buffer`, with checkpoints in between so that other tasks run."""
+    if (sealed := shared_memory.seal(view)) is not None:
+        return sealed
     pool = shared_memory.pool() if len(view) >= SEGMENT_FROM_BYTES else None
     for snapshot in pool.store_in_steps(view) if pool is not None else ():
         # The generator yields None between steps, and at last the snapshot, if the pool has room.
