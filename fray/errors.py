@@ -178,7 +178,11 @@ class JobStopped(JobFailed):
     """The job was terminated on request, or ended with its owner."""
 
 
-class ActorDied(FrayError, RuntimeError):
+class ActorUnavailableError(RuntimeError):
+    """The actor does not answer: it has ended, or its process or machine is gone. For callers of `fray.v2`."""
+
+
+class ActorDied(FrayError, ActorUnavailableError):
     """The process (or the object) behind a handle is gone; the call did not take effect, or its effect died with it."""
 
 

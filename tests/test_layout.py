@@ -376,6 +376,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("fray", "iris", "local_backend", "ray_backend"),
         ("actor", "iris_backend"),
         ("client",),
+        ("marin",),
     ),
 }
 """Package with sub-packages: its parts in layers, lowest first. A part imports parts of lower layers only. A module of

@@ -8,6 +8,7 @@ From the bottom up:
   `subprocesses`), `fray` (a cluster of Fray), `ray_backend`, and `iris_backend` with `iris`.
 - `actor` (`current_actor`) and `client` (`current_client`, `client_of`), which choose among the backends and import
   them when they are first used.
+- `marin`: what differs in the flat modules that Marin imports.
 
 Callers import the names from here, and from `actor`, `client`, `types`, `local_backend`, `iris_backend` and
 `ray_backend.backend`.

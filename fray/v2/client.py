@@ -61,7 +61,7 @@ def client_of(spec: str) -> Client:
 def detected_client() -> Client | None:
     """Return the client of the cluster whose job this process is; None outside of jobs."""
     # The innermost cluster counts: a job of Iris may have Ray imported, and a job of Ray this package.
-    if "iris" in sys.modules or "IRIS_JOB_ID" in os.environ:
+    if "iris" in sys.modules or "IRIS_TASK_ID" in os.environ or "IRIS_JOB_ID" in os.environ:
         from fray.v2.iris_backend import client_of_iris_job
 
         if (client := client_of_iris_job()) is not None:

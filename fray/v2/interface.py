@@ -6,6 +6,7 @@ backends and so lie above them.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
@@ -14,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from fray.type_variables import A, A_co, P, T_co
 from fray.v2.job import JobHandle, JobStatus
-from fray.v2.types import ActorConfig, JobRequest, ResourceConfig
+from fray.v2.types import ActorConfig, EnvironmentConfig, JobRequest, ResourceConfig
 
 T = TypeVar("T")
 
@@ -127,7 +128,7 @@ class ActorContext:
         *,
         shutdown_event: Any = None,
         terminate: Callable[[], None] | None = None,
-        fail: Callable[[str], None] | None = None,
+        fail: Callable[[BaseException | str], None] | None = None,
     ) -> None:
         self.handle, self.index, self.group_name = handle, index, group_name
         self.shutdown_event = Event() if shutdown_event is None else shutdown_event
@@ -138,10 +139,10 @@ class ActorContext:
         """Request an orderly end of the actor; return at once."""
         self._terminate()
 
-    def fail(self, message: str) -> None:
-        """Request the end of the actor as failed; return at once."""
+    def fail(self, error: BaseException | str) -> None:
+        """Request the end of the actor as failed with ``error``, an exception or a text; return at once."""
         if self._fail is not None:
-            self._fail(message)
+            self._fail(error)
         else:
             self._terminate()
 
@@ -221,6 +222,21 @@ class Client(Protocol):
 
     def shutdown(self, wait: bool = True) -> None:
         """End the client and what it made; with ``wait``, after its running jobs have ended. May be repeated."""
+
+
+def take_environment(actor_class: type, options: dict[str, Any]) -> EnvironmentConfig | None:
+    """Remove ``environment=`` from the keywords of `Client.create_actor` and return it; None if there is none.
+
+    All other keywords belong to the constructor, and so does this one if the constructor has a parameter of this name,
+    or the value is no environment.
+    """
+    given = options.get("environment")
+    if not isinstance(given, EnvironmentConfig | None):
+        return None
+    if "environment" in options and "environment" not in inspect.signature(actor_class).parameters:
+        del options["environment"]
+        return given
+    return None
 
 
 _current_client_var: ContextVar[Any] = ContextVar("fray_v2_current_client", default=None)

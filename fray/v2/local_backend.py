@@ -15,6 +15,7 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from fray.errors import ActorUnavailableError
 from fray.missing_names import V2_CLIENT_LINES, ExplainsMissing
 from fray.threads import BoundedThreads, call_in_thread, lock_timeout
 from fray.tracebacks import short_traceback, short_tracebacks
@@ -27,6 +28,7 @@ from fray.v2.interface import (
     _current_actor_var,
     _reset_current_actor,
     _set_current_actor,
+    take_environment,
 )
 from fray.v2.job import JobHandle, JobStatus, refuse_async
 from fray.v2.types import ActorConfig, CallableEntrypoint, Entrypoint, JobRequest, ResourceConfig, check_request
@@ -140,6 +142,19 @@ _registry: dict[str, _LocalActor] = {}
 os.register_at_fork(after_in_child=_registry.clear)  # a child has copies, which are not the actors
 
 
+class _EndingEvent(threading.Event):
+    """Event with which an actor ends itself: `set` ends it."""
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        super().__init__()
+        self._end = end
+
+    def set(self) -> None:
+        if not self.is_set():
+            super().set()
+            self._end()
+
+
 class _LocalActor:
     """Instance, and the context in which its code runs: its creator's, with this actor as current actor."""
 
@@ -147,7 +162,7 @@ class _LocalActor:
         self.name, self._class = name, cls
         self.handle = LocalActorHandle(name)
         self.about = ActorContext(
-            self.handle, index, group, terminate=self.end, fail=lambda message: self.end(RuntimeError(message))
+            self.handle, index, group, shutdown_event=_EndingEvent(self.end), terminate=self.end, fail=self._fail
         )
         self._context = copy_context()
         self._context.run(_set_current_actor, self.about)
@@ -156,6 +171,9 @@ class _LocalActor:
         self.ended: Future[None] = Future()
         """Done once the actor has ended; serves as the future of its job."""
         self.ended.set_running_or_notify_cancel()
+
+    def _fail(self, error: BaseException | str) -> None:
+        self.end(error if isinstance(error, BaseException) else RuntimeError(error))
 
     def make(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LocalActorHandle:
         """Construct the actor in this thread.
@@ -181,13 +199,14 @@ class _LocalActor:
 
     def end(self, error: BaseException | None = None) -> None:
         """Unregister the actor, unless a later one has its name. Running calls continue."""
-        self.about.shutdown_event.set()
         if _registry.get(self.name) is self:
             _registry.pop(self.name, None)
         try:
             self.ended.set_result(None) if error is None else self.ended.set_exception(error)
         except InvalidStateError:
             pass  # already ended
+        # Last: setting it ends the actor without an error.
+        self.about.shutdown_event.set()
 
     def method(self, name: str) -> Callable[..., Any]:
         """Return the method. Raises AttributeError if the actor has no method of this name."""
@@ -216,8 +235,8 @@ class _LocalActor:
         self._made.wait()
 
 
-def _dead_actor(name: str) -> RuntimeError:
-    return RuntimeError(
+def _dead_actor(name: str) -> ActorUnavailableError:
+    return ActorUnavailableError(
         f"actor {name!r} is not there: it has ended, was never made, or lives in the process that forked this one"
     )
 
@@ -282,6 +301,11 @@ class LocalActorGroup(Generic[A_co]):
         self._returned: set[int] = set()
 
     @property
+    def _job_id(self) -> str:
+        """Id of the first member's job; see `fray.v2.fray.groups`."""
+        return self._jobs[0].job_id if self._jobs else ""
+
+    @property
     def ready_count(self) -> int:
         return len(self._living())
 
@@ -296,8 +320,9 @@ class LocalActorGroup(Generic[A_co]):
             raise RuntimeError(f"{wanted} members will never be ready: {len(self._actors) - len(living)} have ended")
         return self._handles_of(living[:wanted])
 
-    def discover_new(self) -> list[ActorHandle[A_co]]:
-        return self._handles_of([index for index in self._living() if index not in self._returned])
+    def discover_new(self, target: int | None = None) -> list[ActorHandle[A_co]]:
+        new = [index for index in self._living() if index not in self._returned]
+        return self._handles_of(new if target is None else new[: max(0, target - len(self._returned))])
 
     def _living(self) -> list[int]:
         return [index for index, actor in enumerate(self._actors) if not actor.ended.done()]
@@ -335,6 +360,7 @@ class LocalClient(ExplainsMissing):
     """
 
     _meant = V2_CLIENT_LINES
+    _job_class = LocalJobHandle
 
     def __init__(self, max_threads: int = 8) -> None:
         if max_threads < 1:
@@ -351,11 +377,11 @@ class LocalClient(ExplainsMissing):
             # Not started here: it takes a place among the threads like every job.
             program = subprocesses.Program(job_id, [binary.command, *binary.args])
             future = self._threads.submit(_context_of_job(), program.run, job_id)
-            return LocalJobHandle(job_id, future, output=program.output, kill=program.kill)
+            return self._job_class(job_id, future, output=program.output, kill=program.kill)
         if entrypoint is not None and (call := entrypoint.callable_entrypoint) is not None:
             refuse_async(call.callable, f"job {request.name!r}")
             future = self._threads.submit(_context_of_job(), partial(_call_entrypoint, call), job_id)
-            return LocalJobHandle(job_id, future)
+            return self._job_class(job_id, future)
         raise ValueError(f"job {request.name!r} has no entrypoint: Entrypoint.from_callable or from_binary makes one")
 
     def create_actor(
@@ -367,7 +393,8 @@ class LocalClient(ExplainsMissing):
         actor_config: ActorConfig = ActorConfig(),  # noqa: B008
         **kwargs: Any,
     ) -> LocalActorHandle[T]:
-        """Construct the actor in this thread; raise what the constructor raises."""
+        """Construct the actor in this thread; raise what the constructor raises. An ``environment=`` has no effect."""
+        take_environment(actor_class, kwargs)
         return _LocalActor(name, name, 0, actor_class).make(args, kwargs)
 
     def create_actor_group(
@@ -384,6 +411,7 @@ class LocalClient(ExplainsMissing):
         error."""
         if count < 0:
             raise ValueError(f"count={count} must be 0 or more")
+        take_environment(actor_class, kwargs)
         actors: list[_LocalActor] = []
         try:
             for index in range(count):

@@ -1,7 +1,7 @@
 """Values that callers of `fray.v2` write and read: resources, entrypoints, environments, requests, states.
 
-They are plain dataclasses, frozen and equal by value, as callers use `dataclasses.replace` on them; invalid values
-are `ValueError`. `fray.v2.fray.convert` translates them for a cluster of Fray.
+They are plain dataclasses, equal by value, as callers use `dataclasses.replace` on them; invalid values are
+`ValueError`. `fray.v2.fray.convert` translates them for a cluster of Fray.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _device_types(value: str | Sequence[str], what: str) -> tuple[str, ...]:
 DeviceConfig: TypeAlias = CpuConfig | GpuConfig | TpuConfig
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)  # not frozen: callers change their copy; a hash, as they use it as a key
 class ResourceConfig:
     """Resources of one replica, and how many of them.
 
@@ -161,6 +161,14 @@ class ResourceConfig:
                 parse_bytes(getattr(self, name), name)
             except InvalidRequest as error:
                 raise ValueError(str(error)) from None
+
+    def usual_ram(self) -> tuple[str, ...]:
+        """Return the values of ``ram`` that count as not given: no limit, and no reservation beyond the usual one."""
+        return ("128m", "128g") if isinstance(self.device, TpuConfig) else ("128m",)
+
+    def usual_disk(self) -> tuple[str, ...]:
+        """Return the values of ``disk`` that count as not given."""
+        return ("1g", "50g") if isinstance(self.device, TpuConfig) else ("1g",)
 
     @staticmethod
     def with_cpu(**kwargs: Any) -> ResourceConfig:
@@ -326,7 +334,7 @@ def create_environment(
 
 
 @short_tracebacks
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)  # not frozen, as ResourceConfig
 class JobRequest:
     """Job to submit.
 
@@ -365,7 +373,7 @@ class JobRequest:
             raise ValueError(f"job name {self.name!r} must not be empty or have blanks: write {dashed!r}")
         self._check_types()
         if self.replicas is None:
-            object.__setattr__(self, "replicas", self.resources.replicas)
+            self.replicas = self.resources.replicas
         if not isinstance(self.replicas, int) or self.replicas < 1:
             raise ValueError(f"job {self.name!r}: replicas={self.replicas!r} must be a whole number, 1 or more")
         if self.processes_per_task != 1:
@@ -382,7 +390,7 @@ class JobRequest:
         entrypoint: Any = self.entrypoint
         resources: Any = self.resources
         if callable(entrypoint):
-            object.__setattr__(self, "entrypoint", Entrypoint.from_callable(entrypoint))
+            self.entrypoint = Entrypoint.from_callable(entrypoint)
         elif entrypoint is not None and not hasattr(entrypoint, "callable_entrypoint"):
             line = "Entrypoint.from_callable(function, args=(...))"
             if hasattr(entrypoint, "device"):

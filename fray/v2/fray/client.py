@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fray.missing_names import V2_CLIENT_LINES, ExplainsMissing
 from fray.model.service_key import ServiceKey
 from fray.tracebacks import short_tracebacks
-from fray.v2.interface import ActorContext, HostedActor, _current_client_var
+from fray.v2.interface import ActorContext, HostedActor, _current_client_var, take_environment
 from fray.v2.job import JobAlreadyExists
 from fray.v2.types import ActorConfig, JobRequest, ResourceConfig, check_request
 
@@ -197,7 +197,9 @@ class FrayClient(ExplainsMissing):
         from fray.v2.fray.groups import group_of
 
         self._check_open()
-        request, how = convert.actor_request(name, resources, config), convert.actor_config(config)
+        environment = take_environment(cls, kwargs)
+        request = convert.actor_request(name, resources, config, environment)
+        how = convert.actor_config(config)
         try:
             members = self.cluster.launch_actors(request, count, cls, tuple(args), kwargs, how)
         except NameInUse as taken:

@@ -14,9 +14,11 @@ from attrs import evolve
 from fray.model import requests as native
 from fray.model import resources as amounts
 from fray.model.environment import EnvironmentConfig as NativeEnvironment
+from fray.model.environment import Secret
 from fray.model.specs import ActorConfig as NativeActorConfig
 from fray.model.specs import JobState
 from fray.v2.types import (
+    FROM_HERE,
     ActorConfig,
     DeviceConfig,
     Entrypoint,
@@ -30,8 +32,6 @@ from fray.v2.types import (
 )
 
 DEFAULTS = ResourceConfig()
-TPU_DEFAULTS = ResourceConfig.with_tpu("v4-8")
-"""Defaults of `ResourceConfig.with_tpu` for memory and disk."""
 # As the default of `fray.api` for jobs: a preemption says nothing about the actor.
 MAX_LOSSES = 100
 """Default number of restarts of an actor after preemption or the loss of its machine."""
@@ -48,13 +48,12 @@ def job_resources(resources: ResourceConfig) -> amounts.ResourceConfig:
     Raises:
         ValueError: an invalid amount or device.
     """
-    usual = TPU_DEFAULTS if isinstance(resources.device, TpuConfig) else DEFAULTS
     return amounts.ResourceConfig(
         device=_device(resources.device),
         cpu=resources.cpu,
         # Equal to the default means "not given"; see the module.
-        memory=None if resources.ram in (DEFAULTS.ram, usual.ram) else resources.ram,
-        disk=0 if resources.disk in (DEFAULTS.disk, usual.disk) else resources.disk,
+        memory=None if resources.ram in resources.usual_ram() else resources.ram,
+        disk=0 if resources.disk in resources.usual_disk() else resources.disk,
         preemptible=resources.preemptible,
         regions=None if resources.regions is None else tuple(resources.regions),
         zone=resources.zone,
@@ -125,10 +124,33 @@ def environment(config: EnvironmentConfig | None, image: str | None = None) -> N
     return NativeEnvironment(
         extras=tuple(config.extras),
         pip_packages=tuple(config.pip_packages),
-        env_vars=dict(config.env_vars),
+        env_vars=_variables(config),
         workspace=None if config.workspace is None or _is_empty(config.workspace) else config.workspace,
         docker_image=config.docker_image or image,
     )
+
+
+def _variables(config: EnvironmentConfig) -> dict[str, str | Secret]:
+    """Return the variables of an environment. Marin's has credentials too: they become secrets, read in this process
+    when a job starts.
+
+    Raises:
+        ValueError: a credential that is not a variable of this process, with this value; setup scripts.
+    """
+    variables: dict[str, str | Secret] = dict(config.env_vars)
+    if getattr(config, "setup_scripts", None):
+        raise ValueError("setup_scripts are run by Iris only: use pip_packages and extras, or an image")
+    for name, value in dict(getattr(config, "secrets", {})).items():
+        if os.environ.get(name) != value:
+            raise ValueError(
+                f"secrets={{{name!r}: …}}: a cluster of Fray reads secrets from this process: set {name} here"
+            )
+        variables[name] = Secret(name)
+    if getattr(config, "secret_behavior", None) == "inherit":
+        for name in FROM_HERE:
+            if os.environ.get(name):
+                variables.setdefault(name, Secret(name))
+    return variables
 
 
 def _is_empty(directory: str) -> bool:
@@ -155,6 +177,9 @@ def job_request(request: JobRequest) -> native.JobRequest:
     Raises:
         ValueError: the request is invalid.
     """
+    timeout = getattr(request, "timeout", None)
+    if timeout is not None:
+        raise ValueError(f"job {request.name!r}: timeout={timeout} is supported by Iris only: end the job yourself")
     return native.JobRequest(
         name=request.name,
         resources=job_resources(request.resources),
@@ -178,7 +203,9 @@ def status(state: JobState) -> JobStatus:
 # Actors --------------------------------------------------------------------------------------------------------------
 
 
-def actor_request(name: str, resources: ResourceConfig, config: ActorConfig) -> native.JobRequest:
+def actor_request(
+    name: str, resources: ResourceConfig, config: ActorConfig, wanted: EnvironmentConfig | None = None
+) -> native.JobRequest:
     """Return the request for the job of each member. Raises as `actor_resources`.
 
     An actor restarts after the loss of its machine, which callers notice by `ActorGroup.discover_new`; after its own
@@ -187,7 +214,7 @@ def actor_request(name: str, resources: ResourceConfig, config: ActorConfig) -> 
     return native.JobRequest(
         name=name,
         resources=actor_resources(resources, name),
-        environment=environment(None, resources.image),
+        environment=environment(wanted, resources.image),
         max_retries_failure=0,
         max_retries_preemption=MAX_LOSSES if resources.preemptible else 0,
         priority=band(config.priority),

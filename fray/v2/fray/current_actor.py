@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from fray.api.actors import current_actor
@@ -20,10 +21,15 @@ _hosted: dict[str, ActorContext] = {}
 
 class ThreadShutdownEvent:
     """Event that is set once the end of the actor was requested, by itself, its owner or a cancellation. It has the
-    methods of `threading.Event` that wait."""
+    methods of `threading.Event` that wait; `set` requests the end."""
 
-    def __init__(self, event: Any) -> None:
-        self._event = event
+    def __init__(self, event: Any, end: Callable[[], None]) -> None:
+        self._event, self._end = event, end
+
+    def set(self) -> None:
+        """Request an orderly end of the actor; return at once."""
+        if not self.is_set():
+            self._end()
 
     def is_set(self) -> bool:
         return bool(self._event.is_set())
@@ -42,7 +48,7 @@ def context_of_actor() -> ActorContext | None:
     if (hosted := _hosted.get(me.actor_id)) is not None:
         return hosted
     handle = FrayActorHandle(me.name, me.handle)
-    event = ThreadShutdownEvent(me.shutdown_event)
+    event = ThreadShutdownEvent(me.shutdown_event, me.shutdown)
     return ActorContext(
         handle, me.index, me.group or me.name, shutdown_event=event, terminate=me.shutdown, fail=me.fail
     )

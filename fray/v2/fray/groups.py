@@ -38,6 +38,11 @@ class FrayActorGroup(Generic[A_co]):
         self._returned: set[int] = set()
 
     @property
+    def _job_id(self) -> str:
+        """Id of the first member's job: Marin's Zephyr shows the id of its group of workers."""
+        return self._jobs[0].job_id if self._jobs else self._name
+
+    @property
     def ready_count(self) -> int:
         """Number of members that can be called, as far as this process has heard."""
         return self._members().ready_count
@@ -62,10 +67,12 @@ class FrayActorGroup(Generic[A_co]):
         by_native = {handle._native: index for index, handle in enumerate(self._members())}
         return self._handles_of([by_native[handle._native] for handle in ready][:wanted])
 
-    def discover_new(self) -> list[ActorHandle[A_co]]:
-        """Return members that can be called and that neither `wait_ready` nor this method has returned before."""
+    def discover_new(self, target: int | None = None) -> list[ActorHandle[A_co]]:
+        """Return members that can be called and that neither `wait_ready` nor this method has returned before; with
+        ``target``, no more than make that number in all."""
         ready = [index for index, status in enumerate(self._members().statuses()) if status is ActorStatus.READY]
-        return self._handles_of([index for index in ready if index not in self._returned])
+        new = [index for index in ready if index not in self._returned]
+        return self._handles_of(new if target is None else new[: max(0, target - len(self._returned))])
 
     def _handles_of(self, indices: Sequence[int]) -> list[ActorHandle[A_co]]:
         self._returned.update(indices)

@@ -36,10 +36,13 @@ def iris_client() -> Any:
 def iris_context() -> Any:
     """Return the context of the Iris job that this process is; None if it is not a job of Iris."""
     try:
-        import iris.client
+        import iris.client.client as holder  # since January
     except ImportError:
-        return None
-    return iris.client.get_iris_ctx()
+        try:
+            import iris.client as holder
+        except ImportError:
+            return None
+    return holder.get_iris_ctx()
 
 
 def entrypoint_of(request: JobRequest) -> Any:

@@ -133,8 +133,9 @@ def context_of(spec: ActorSpec, client: Any, end: Callable[[ActorOutcome], None]
     def terminate() -> None:
         end(ActorOutcome(JobStatus.SUCCEEDED))
 
-    def fail(message: str) -> None:
-        end(ActorOutcome(JobStatus.FAILED, packed(RuntimeError(message))))
+    def fail(error: BaseException | str) -> None:
+        raised = error if isinstance(error, BaseException) else RuntimeError(error)
+        end(ActorOutcome(JobStatus.FAILED, packed(raised)))
 
     about = ActorContext(spec.handle, spec.index, spec.group, terminate=terminate, fail=fail)
     context = copy_context()

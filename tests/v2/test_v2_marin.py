@@ -1,0 +1,199 @@
+"""Flat modules with which Marin imports its own `fray` package: names, values and behaviour of its release of today.
+
+The tables are facts about the wheels of `marin-fray` 0.2.227; the tests need none of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import fray.v2
+from fray.actor import ActorUnavailableError, current_actor
+from fray.current_client import current_client, set_current_client
+from fray.device_flops import device_flops, device_flops_for_jax_device
+from fray.local_backend import LocalClient
+from fray.types import (
+    Entrypoint,
+    EnvironmentConfig,
+    GpuConfig,
+    JobRequest,
+    ResourceConfig,
+    TpuConfig,
+    create_environment,
+    get_tpu_topology,
+    tpu_hbm_capacity_bytes,
+)
+from fray.v2.fray import convert
+
+NAMES = {
+    "actor": "ActorContext ActorFuture ActorGroup ActorHandle ActorMethod ActorUnavailableError HostedActor "
+    "_current_actor_ctx _reset_current_actor _set_current_actor current_actor",
+    "client": "Client JobAlreadyExists JobFailed JobHandle wait_all",
+    "cluster": "ANY_REGION CpuConfig DeviceConfig DeviceKind Entrypoint EnvironmentConfig GpuConfig GpuType JobRequest "
+    "JobStatus ResourceConfig TpuConfig TpuTopologyInfo TpuType create_environment get_tpu_topology",
+    "current_client": "_current_client_var current_client set_current_client",
+    "device_flops": "DEVICE_FLOPS FlopDtype device_flops device_flops_for_jax_device "
+    "jax_device_kind_to_fray_device_type normalize_device_type normalize_dtype",
+    "local_backend": "LocalActorGroup LocalActorHandle LocalActorMethod LocalClient LocalJobHandle",
+    "types": "ANY_REGION ActorConfig BinaryEntrypoint CallableEntrypoint CpuConfig DEFAULT_TPU_HOST_FRACTION "
+    "DeviceConfig DeviceKind Entrypoint EnvironmentConfig GpuConfig GpuType JobRequest JobStatus ResourceConfig "
+    "TPU_HBM_BYTES_PER_CHIP TPU_HOST_RESOURCES TPU_TOPOLOGIES TpuConfig TpuFamily TpuHostResources TpuTopologyInfo "
+    "TpuType create_environment get_tpu_topology tpu_family tpu_hbm_bytes_per_chip tpu_hbm_capacity_bytes",
+    "iris_backend": "FrayIrisClient IrisActorGroup IrisActorHandle IrisJobHandle",
+}
+DIFFERENT = {
+    *("ResourceConfig", "CpuConfig", "GpuConfig", "TpuConfig", "DeviceConfig", "EnvironmentConfig", "JobRequest"),
+    *("LocalClient", "LocalJobHandle", "create_environment", "current_client", "get_tpu_topology"),
+}
+"""Names that are not the objects of `fray.v2`."""
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_a_flat_module_has_marins_names_and_the_objects_of_v2(module: str) -> None:
+    flat = importlib.import_module(f"fray.{module}")
+    for name in NAMES[module].split():
+        found = getattr(flat, name)
+        if hasattr(fray.v2, name):
+            assert (found is getattr(fray.v2, name)) == (name not in DIFFERENT), name
+
+
+def test_import_fray_imports_none_of_it() -> None:
+    code = "import sys, fray; print([name for name in sys.modules if name.startswith(('fray.v2', 'fray.types'))])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_a_name_of_a_newer_marin_is_an_error_that_says_which_release_is_followed() -> None:
+    with pytest.raises(ImportError, match=r"'fray.types' has no attribute 'ResourceConfigs'.*marin-fray 0\.2\.227"):
+        from fray.types import ResourceConfigs  # type: ignore[attr-defined]  # noqa: F401
+    with pytest.raises(TypeError, match=r"ResourceConfig has no parameter 'shm_size'.*marin-fray 0\.2\.227"):
+        ResourceConfig(shm_size="1g")  # type: ignore[call-arg]
+    assert not hasattr(importlib.import_module("fray.types"), "ResourceConfigs")
+
+
+def test_instances_of_either_interface_are_instances_of_both() -> None:
+    assert isinstance(fray.v2.ResourceConfig(), ResourceConfig)
+    assert isinstance(ResourceConfig(), fray.v2.ResourceConfig)
+    assert isinstance(TpuConfig("v4-8"), fray.v2.TpuConfig)
+    assert not isinstance(TpuConfig("v4-8"), GpuConfig)
+
+    class Own(LocalClient):
+        pass
+
+    assert not isinstance(LocalClient(), Own)
+
+
+def test_resources_have_marins_defaults_and_can_be_changed() -> None:
+    resources = ResourceConfig()
+    assert (resources.ram, resources.disk, resources.target_cluster) == ("4g", "64g", None)
+    resources.cpu = 3
+    assert resources.scale(2).cpu == 6
+    assert resources.scale(ram=0.5).ram == "2g"
+    with pytest.raises(ValueError, match="either one factor"):
+        resources.scale(2, cpu=1)
+    request = JobRequest("job", Entrypoint.from_callable(print))
+    request.name = "other"
+    assert request.resources.ram == "4g"
+
+
+def test_with_tpu_takes_half_of_a_host_and_types_that_agree_in_shape() -> None:
+    tpu = ResourceConfig.with_tpu("v5p-16", slice_count=2)
+    assert (tpu.cpu, tpu.ram, tpu.disk, tpu.replicas) == (104, "224g", "50g", 4)
+    assert tpu.chip_count() == 16
+    assert tpu.device_flops() == 459e12
+    with pytest.raises(ValueError, match="chips per VM"):
+        ResourceConfig.with_tpu(["v6e-4", "v6e-8"])
+    assert [get_tpu_topology(f"v5litepod-{size}").host_count for size in (2, 16, 256)] == [1, 2, 32]
+    assert tpu_hbm_capacity_bytes("v5p-8") == 4 * 95 * 1024**3
+
+
+def test_devices_have_marins_methods_and_order() -> None:
+    assert GpuConfig("H100", "gpu", 8).total_flops() == 8 * 989.5e12
+    assert TpuConfig("v6e-8", "tpu", "2x4").topology == "2x4"
+    assert "98304" in TpuConfig("v6e-8").default_env_vars()["LIBTPU_INIT_ARGS"]
+    assert (TpuConfig("v5litepod-16").chip_count(), fray.v2.TpuConfig("v5litepod-16").chip_count()) == (4, 16)
+    assert device_flops_for_jax_device("NVIDIA A100-SXM4-80GB") == device_flops("a100-80g") == 312e12
+    assert device_flops("abacus") is None
+
+
+def test_marins_defaults_reserve_nothing_on_a_cluster() -> None:
+    for resources in (ResourceConfig(), ResourceConfig.with_tpu("v5p-8")):
+        native = convert.job_resources(resources)
+        assert (native.memory, native.disk) == (None, 0)
+
+
+def test_tokens_travel_as_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_0123456789")
+    environment = create_environment(workspace="/w")
+    assert "HF_TOKEN" not in environment.env_vars
+    native = convert.environment(environment)
+    assert native is not None
+    assert native.env_vars["HF_TOKEN"] == convert.Secret("HF_TOKEN")
+    isolated = convert.environment(create_environment(workspace="/w", secret_behavior="isolate"))
+    assert isolated is not None
+    assert "HF_TOKEN" not in isolated.env_vars
+    with pytest.raises(ValueError, match="set OTHER here"):
+        convert.environment(create_environment(workspace="/w", secrets={"OTHER": "x"}))
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.about = current_actor()
+
+    def end(self) -> None:
+        self.about.shutdown_event.set()
+
+    def give_up(self) -> None:
+        self.about.fail(KeyError("gone"))
+
+
+@contextmanager
+def clients(kind: str) -> Iterator[Any]:
+    with LocalClient() if kind == "threads" else fray.v2.FrayClient("local") as client:
+        yield client
+
+
+@pytest.mark.parametrize("kind", ["threads", "fray"])
+def test_an_actor_that_sets_its_shutdown_event_ends(kind: str) -> None:
+    with clients(kind) as client:
+        environment = EnvironmentConfig(docker_image=None, workspace=".") if kind == "threads" else None
+        group = client.create_actor_group(Counter, name="ender", count=1, environment=environment)
+        handle = group.wait_ready(timeout=60)[0]
+        assert isinstance(group._job_id, str)
+        handle.end()
+        assert group.jobs[0].wait(60) == "succeeded"
+        with pytest.raises(ActorUnavailableError):
+            handle.end()
+
+
+def test_an_actor_that_fails_raises_its_error_from_its_job() -> None:
+    with LocalClient() as client:
+        group = client.create_actor_group(Counter, name="failing", count=1)
+        group.wait_ready()[0].give_up()
+        with pytest.raises(KeyError, match="gone"):
+            group.jobs[0].wait()
+
+
+def test_a_hosted_actor_of_the_local_client_answers_after_its_end() -> None:
+    with LocalClient() as client:
+        hosted = client.host_actor(Counter, name="hosted")
+        hosted.shutdown()
+        hosted.handle.end()
+
+
+def test_logs_are_the_last_lines_and_the_fallback_is_marins_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FRAY_CLIENT_SPEC", raising=False)
+    with current_client() as client:  # type: ignore[attr-defined]
+        assert type(client) is LocalClient
+        program = Entrypoint.from_binary(sys.executable, ["-c", "print('a'); print('b')"])
+        job = client.submit(JobRequest("lines", program))
+        job.wait()
+        assert (job.logs(), job.logs(1)) == (("a", "b"), ("b",))
+        with set_current_client(client):
+            assert fray.v2.current_client() is client
