@@ -228,7 +228,7 @@ def take_environment(actor_class: type, options: dict[str, Any]) -> EnvironmentC
     """Remove ``environment=`` from the keywords of `Client.create_actor` and return it; None if there is none.
 
     All other keywords belong to the constructor, and so does this one if the constructor has a parameter of this name,
-    or the value is no environment.
+    or the value is of another type.
     """
     given = options.get("environment")
     if not isinstance(given, EnvironmentConfig | None):

@@ -14,7 +14,7 @@ from fray.v2.marin.version import SameInstances, check_keywords
 
 
 class SecretBehavior(StrEnum):
-    """Whether a job gets the submitter's credentials (INHERIT), or only those of its ``secrets`` (ISOLATE)."""
+    """Credentials of a job: the submitter's, too (INHERIT), or only those of its ``secrets`` (ISOLATE)."""
 
     INHERIT = "inherit"
     ISOLATE = "isolate"
