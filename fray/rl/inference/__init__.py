@@ -7,4 +7,5 @@ Upwards, each may import those above it:
 - `decoding`: what happens between two decoding steps, in one thread; `decoding_thread` runs it beside the loop.
 - `request_table`: requests by id, who waits for them, and what a repetition gets.
 - `server`: the actor; `model_engine`: the engine that it makes of a model.
+- `client`: the model as episodes use it.
 """
