@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ async def test_three_turns_keep_the_tokens_of_the_earlier_ones() -> None:
         reply = await bench.llm.chat(messages)
         replies.append(reply)
         messages += [reply.message, {"role": "user", "content": question}]
-    for earlier, later in zip(replies, replies[1:], strict=False):
+    for earlier, later in itertools.pairwise(replies):
         own = (*earlier.prompt_ids, *earlier.token_ids)
         assert later.prompt_ids[: len(own)] == own
         assert later.prompt_ids[len(own) :] in (tuple(TOKENIZER.encode("+7=")), tuple(TOKENIZER.encode("+8=")))
