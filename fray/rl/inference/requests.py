@@ -93,7 +93,7 @@ class GenerateRequest:
     """
 
     request_id: str
-    prompt_ids: tuple[int, ...] = field(converter=tuple)
+    prompt_ids: tuple[int, ...] = field(converter=_as_tuple)
     sampling: Sampling = Sampling()
 
     def __attrs_post_init__(self) -> None:
