@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from attrs import field, fields, frozen
 
@@ -25,8 +25,8 @@ class ClientTokenizer(Protocol):
 
 
 @frozen(eq=False)
-class Reply:
-    """Reply of the model.
+class ModelReply:
+    """ModelReply of the model.
 
     Attributes:
         text: without the token or string that ended it.
@@ -50,10 +50,14 @@ class Reply:
         return {"role": "assistant", "content": self.text}
 
 
+Reply: TypeAlias = ModelReply
+"""Name of the replies for users, in episodes; effects of the scheduler have a class of this name."""
+
+
 @frozen(eq=False)
 class _Turn:
     messages: list[Mapping[str, Any]]
-    reply: Reply = field()
+    reply: ModelReply = field()
 
 
 class LLM:
@@ -69,7 +73,7 @@ class LLM:
     ) -> None:
         self._send, self._tokenizer = send, tokenizer
         self._turns: list[_Turn] = []
-        self.replies: list[Reply] = []
+        self.replies: list[ModelReply] = []
         """All replies, in order."""
 
     async def completion(self, prompt: str | Sequence[int], **sampling: Any) -> Any:
@@ -80,7 +84,7 @@ class LLM:
             sampling: values of `Sampling`, such as ``max_tokens=4, temperature=0.8``.
 
         Returns:
-            A `Reply`; with ``n`` above 1 a list of them.
+            A `ModelReply`; with ``n`` above 1 a list of them.
 
         Raises:
             ValueError: a value of ``sampling`` is unknown or out of its range, or the prompt is empty.
@@ -96,7 +100,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **sampling: Any,
     ) -> Any:
-        """Reply to a conversation.
+        """ModelReply to a conversation.
 
         Where its messages begin with those of an earlier turn and ``reply.message``, the prompt begins with the tokens
         of that turn as they were generated: only what is new is tokenised. Arguments, result and errors as
@@ -107,7 +111,7 @@ class LLM:
         self._turns += [_Turn([dict(message) for message in messages], reply) for reply in replies]
         return replies if len(replies) > 1 else replies[0]
 
-    async def _replies(self, prompt: tuple[int, ...], values: Mapping[str, Any]) -> list[Reply]:
+    async def _replies(self, prompt: tuple[int, ...], values: Mapping[str, Any]) -> list[ModelReply]:
         request = GenerateRequest(f"request-{len(self.replies)}", prompt, sampling_of(values))
         replies = [reply_of(each, prompt, self._tokenizer) for each in await self._send(request)]
         self.replies += replies
@@ -128,7 +132,7 @@ class LLM:
 
 
 def continued(
-    whole: Sequence[int], before: Sequence[int], reply: Reply, tokenizer: ClientTokenizer
+    whole: Sequence[int], before: Sequence[int], reply: ModelReply, tokenizer: ClientTokenizer
 ) -> list[int] | None:
     """Return the tokens of a conversation that follow those of a reply; None if the chat template does not tell.
 
@@ -160,10 +164,12 @@ def sampling_of(values: Mapping[str, Any]) -> Sampling:
     return Sampling(**values)
 
 
-def reply_of(completion: Completion, prompt: tuple[int, ...], tokenizer: ClientTokenizer) -> Reply:
+def reply_of(completion: Completion, prompt: tuple[int, ...], tokenizer: ClientTokenizer) -> ModelReply:
     """Return the reply that a completion is."""
     text = text_of(completion, tokenizer)
-    return Reply(text, completion.token_ids, completion.logprobs, completion.segments, prompt, completion.finish_reason)
+    return ModelReply(
+        text, completion.token_ids, completion.logprobs, completion.segments, prompt, completion.finish_reason
+    )
 
 
 def text_of(completion: Completion, tokenizer: ClientTokenizer) -> str:

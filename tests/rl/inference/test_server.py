@@ -245,17 +245,23 @@ async def test_an_aborted_request_runs_again_under_its_id() -> None:
 
 
 async def test_an_update_that_waits_is_withdrawn_when_its_caller_is_cancelled() -> None:
-    async with open_server(gate=threading.Semaphore(0)) as (server, engine), trio.open_nursery() as nursery:
-        answers = await start(server, engine, nursery, "a")
+    async with (
+        open_server(gate=threading.Semaphore(0), digits=10**6, max_length=10**6) as (server, engine),
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(server.generate, request("a", max_tokens=10**5))
+        engine.gate.release(2)  # type: ignore[union-attr]
+        await until(lambda: engine.steps == 2)
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as inner:
                 inner.start_soon(server.load_weights, V1, None, b"\x01", "wait")
                 await trio.testing.wait_all_tasks_blocked()
-                engine.gate.release(1)  # type: ignore[union-attr]
                 scope.cancel()
+                engine.gate.release(1_000)  # type: ignore[union-attr]
         engine.gate.release(1_000)  # type: ignore[union-attr]
-        await until(lambda: bool(answers))
-        assert (await server.status())["version"] == V0
+        later = await server.generate(request("b", max_tokens=2))  # which would wait for the update
+        assert later[0].segments == [(V0, 2)]
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_paused_server_answers_after_it_is_resumed() -> None:
@@ -341,7 +347,6 @@ async def test_closing_fails_what_is_open() -> None:
 
 
 async def test_as_an_actor_it_answers_streams_and_ends_with_its_scope() -> None:
-    before = threading.active_count()
     async with fray.open_cluster("local") as cluster, cluster.open_scope("run") as scope:
         server = await scope.create_actor(InferenceServer, CountingEngine, name="server-0")
         assert texts(await server.generate(request("a"))) == ["3456$"]
@@ -350,7 +355,7 @@ async def test_as_an_actor_it_answers_streams_and_ends_with_its_scope() -> None:
         await server.load_weights(V1, None, b"\x01")
         assert (await server.status())["version"] == V1
         assert any("inference server" in thread.name for thread in threading.enumerate())
-    assert not any("inference server" in thread.name for thread in threading.enumerate()), before
+    await until(lambda: not any("inference server" in thread.name for thread in threading.enumerate()))
 
 
 async def test_a_failing_engine_fails_the_actor() -> None:
