@@ -20,7 +20,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 NEEDS_EXTRAS = {"examples.md", "from-ray.md"}
 """Pages that import pyarrow or Ray, which only `make test-all` installs."""
-NEEDS_TORCH = {"rl-internals.md", "rl-losses.md"}
+NEEDS_TORCH = {"rl.md", "rl-internals.md", "rl-losses.md"}
 """Pages that import torch: `make test-rl` runs their blocks."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ALL_PAGES = [*PAGES, ROOT / "CONTRIBUTING.md"]

@@ -54,7 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "http_server": set(),
     "job": {"blocking", "api", "threads"} | WORDS,
     "v2": {"blocking", "api", "threads"} | WORDS,
-    "rl": {"api"} | WORDS,
+    "rl": {"api", "runtime"} | WORDS,
 }
 """Part: what it may import besides itself. Parts that are not here (local, testing, cli, …) put the others together."""
 
@@ -311,10 +311,14 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__main__",),
     ),
     "rl": (
-        ("core", "model_spec", "nexrl_types", "weights_table"),
-        ("inference.requests", "train"),
+        ("core", "data", "model_spec", "nexrl_types", "weights_table"),
+        ("checkpoint", "inference.requests", "journal_file", "train"),
         ("tensors",),
-        ("inference",),
+        ("inference", "messages"),
+        ("tokenizers",),
+        ("coordinator", "rollout", "trainer_process"),
+        ("controller",),
+        ("run",),
     ),
     "runtime": (
         (

@@ -169,6 +169,10 @@ class RunRecord:
         """Return the record of a run that has not begun."""
         return cls(plan, WeightSchedule(plan.mode, plan.threshold), plan.new_store())
 
+    def continue_with(self, plan: RunPlan) -> None:
+        """Take the settings of the run that continues; rows, groups and their sizes must be those of the old plan."""
+        self.plan, self.weights.mode, self.weights.threshold = plan, plan.mode, plan.threshold
+
     def copy(self) -> RunRecord:
         """Return a copy that shares the samples, which do not change."""
         return copy.deepcopy(self, {id(self.plan): self.plan})

@@ -270,6 +270,10 @@ class RunState:
         """The open leases of training tasks."""
         return self._leases.all
 
+    def lease(self, number: str) -> Lease | None:
+        """Return an open lease; None if it is not open."""
+        return self._leases.get(number) or self._validation_leases.get(number)
+
     def has_lease(self, number: str) -> bool:
         """Return whether a lease is open."""
         return self._leases.get(number) is not None or self._validation_leases.get(number) is not None

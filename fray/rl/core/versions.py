@@ -147,10 +147,14 @@ class WeightSchedule:
         return name
 
     @property
+    def is_due(self) -> bool:
+        """True if servers shall receive the current version, now or when the validation ends."""
+        return (self.mode is SyncMode.FULLY_ASYNC or self.gate is Gate.SYNCING) and self.rollout != self.line.current
+
+    @property
     def to_send(self) -> VersionName | None:
         """The version that servers shall receive now; None if they have it, or have to wait for a validation."""
-        due = self.mode is SyncMode.FULLY_ASYNC or self.gate is Gate.SYNCING
-        if not due or self.pinned is not None or self.rollout == self.line.current:
+        if self.pinned is not None or not self.is_due:
             return None
         return self.line.current
 

@@ -148,6 +148,11 @@ def set_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
+def hide_progress() -> None:
+    """Let transformers show no progress bars in this process: several processes share a terminal."""
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call,unused-ignore]
+
+
 def _tiny_llama(spec: TinyLlama) -> Any:
     tokenizer = spec.tokenizer
     config = transformers.LlamaConfig(

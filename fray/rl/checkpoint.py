@@ -1,0 +1,137 @@
+"""Checkpoints of a run: directories ``global_step_N`` with the model after N updates and the record of the run.
+
+One is written beside and renamed when it is complete. What was left half-written by a process that was lost is ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from fray.errors import InvalidRequest
+from fray.rl.core.run_record import RunRecord
+from fray.runtime.serialization.pickling import dumps_plain, loads
+
+STATE_FILE, RECORD_FILE, MODEL_DIRECTORY = "state.json", "run_record.pickle", "model"
+_NAME = re.compile(r"global_step_(\d+)")
+
+
+@frozen
+class RunCheckpoint:
+    """A complete checkpoint."""
+
+    path: Path
+    step: int
+    """Number of updates done."""
+    state: dict[str, Any]
+    """Facts about the run, to be read by people and to be compared with the run that resumes."""
+
+    @property
+    def model(self) -> Path:
+        """Directory with the model and what the trainer needs to continue."""
+        return self.path / MODEL_DIRECTORY
+
+
+def load_record(directory: Path) -> RunRecord:
+    """Return the record of the run of a checkpoint."""
+    record: RunRecord = loads((directory / RECORD_FILE).read_bytes())
+    return record
+
+
+def write_state(directory: Path, record: RunRecord, facts: Mapping[str, Any]) -> None:
+    """Write the record of a run and facts about it into a directory that is to become a checkpoint."""
+    (directory / RECORD_FILE).write_bytes(dumps_plain(record))
+    line, counts = record.weights.line, record.counts
+    state = {
+        "step": line.number,
+        "version": str(line.current),
+        "batches_loaded": record.loaded,
+        "samples": {
+            "issued": counts.issued,
+            "trained": counts.trained,
+            "validated": counts.validated,
+            "dropped": dict(counts.dropped),
+            "repeated": dict(counts.repeated),
+        },
+        **facts,
+    }
+    (directory / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+
+
+def begin_checkpoint(directory: Path, step: int) -> Path:
+    """Return a new directory to write a checkpoint into; one of an earlier attempt is removed."""
+    unfinished = directory / f".global_step_{step}.unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    return unfinished
+
+
+def finish_checkpoint(unfinished: Path, step: int) -> Path:
+    """Rename a complete directory to its name and return that; one that is there is replaced."""
+    for path in unfinished.rglob("*"):
+        if path.is_file():
+            _sync(path)
+    path = unfinished.parent / f"global_step_{step}"
+    # Of a line that was lost: it is made again by the one that continues.
+    shutil.rmtree(path, ignore_errors=True)
+    unfinished.rename(path)
+    _sync(path.parent)
+    return path
+
+
+def remove_older(directory: Path, keep: Path) -> None:
+    """Remove all complete checkpoints but one."""
+    for path, _ in _found(directory):
+        if path != keep:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def latest_checkpoint(directory: Path) -> RunCheckpoint | None:
+    """Return the checkpoint with the most updates; None if there is none that is complete."""
+    for path, step in sorted(_found(directory), key=lambda one: -one[1]):
+        if (path / STATE_FILE).is_file() and (path / RECORD_FILE).is_file():
+            return RunCheckpoint(path, step, json.loads((path / STATE_FILE).read_text(encoding="utf-8")))
+    return None
+
+
+def check_resumable(checkpoint: RunCheckpoint, facts: Mapping[str, Any]) -> None:
+    """Compare a checkpoint with the run that shall continue from it.
+
+    Args:
+        facts: those that must be equal.
+
+    Raises:
+        InvalidRequest: they differ; the message has each difference.
+    """
+    differences = [
+        f"{name} is {value!r}, and was {checkpoint.state.get(name)!r}"
+        for name, value in facts.items()
+        if checkpoint.state.get(name) != value
+    ]
+    if differences:
+        raise InvalidRequest(
+            f"this run cannot continue from {checkpoint.path}: {'; '.join(differences)};"
+            " choose another output directory"
+        )
+
+
+def _found(directory: Path) -> list[tuple[Path, int]]:
+    if not directory.is_dir():
+        return []
+    found = ((path, _NAME.fullmatch(path.name)) for path in directory.iterdir())
+    return [(path, int(match[1])) for path, match in found if match]
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

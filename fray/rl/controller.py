@@ -1,0 +1,351 @@
+"""Controller of a run: the scope that owns its actors, and the tasks that connect them.
+
+The coordinator decides about samples, `ServerFleet` about servers; the tasks here carry out what they decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import trio
+from attrs import field, frozen
+
+from fray.api.actors.handle import ActorHandle
+from fray.api.actors.monitor import Down, Up, monitor
+from fray.api.cluster import Cluster
+from fray.api.scope import Scope
+from fray.errors import ActorDied
+from fray.model.resources import ResourceConfig
+from fray.model.specs import ActorConfig
+from fray.rl.checkpoint import (
+    MODEL_DIRECTORY,
+    RunCheckpoint,
+    begin_checkpoint,
+    finish_checkpoint,
+    latest_checkpoint,
+    remove_older,
+)
+from fray.rl.coordinator import Coordinator
+from fray.rl.core.run_record import RunPlan
+from fray.rl.core.server_states import ServerEvent, ServerFleet, ServerRecord, ServerState
+from fray.rl.core.versions import VersionName
+from fray.rl.inference.model_engine import ModelEngine
+from fray.rl.inference.server import InferenceServer
+from fray.rl.messages import RunStatus, ServerRoute, repeatable
+from fray.rl.model_spec import ModelSpec
+from fray.rl.rollout.process import EpisodePlan, RolloutProcess
+from fray.rl.train.settings import GRPO
+from fray.rl.trainer_process import PublishedWeights, TrainedStep, TrainerProcess
+
+RESTARTS = 20
+"""Restarts of each rollout process and server within `RESTART_PERIOD_S`, before the run fails."""
+RESTART_PERIOD_S = 600.0
+
+
+@frozen
+class RunParts:
+    """Parts of a run, checked by `fray.rl.Run`.
+
+    Args:
+        plan: settings that decide about samples.
+        rows: the data.
+        model: of servers and trainer.
+        trainer: settings of the trainer; None: samples are collected.
+        episodes: how rollout processes run episodes.
+        processes: number of rollout processes.
+        servers: number of inference servers.
+        slots: requests that a server decodes at once.
+        transfer_s: seconds within which a server has to load weights; later it gets no requests until it has.
+        threads: of the computation in each server and the trainer.
+        resources: what each part reserves, by ``trainer``, ``server``, ``rollout``.
+        output: directory for journal and checkpoints, which all machines of the run can write; None: a run that loses
+            its coordinator fails, and one that loses its trainer begins again.
+        save_every: updates between two checkpoints.
+        keep_checkpoints: keep all of them, and not the last one alone.
+        facts: about data, model and trainer, which must be equal for a run to continue from a checkpoint.
+    """
+
+    plan: RunPlan
+    rows: Sequence[dict[str, Any]]
+    model: ModelSpec
+    trainer: GRPO | None
+    episodes: EpisodePlan
+    processes: int
+    servers: int
+    slots: int = 512
+    transfer_s: float = 120.0
+    threads: int | None = None
+    resources: dict[str, ResourceConfig] = field(factory=dict)
+    output: Path | None = None
+    save_every: int = 50
+    keep_checkpoints: bool = False
+    facts: dict[str, Any] = field(factory=dict)
+
+    @property
+    def checkpoints(self) -> Path | None:
+        """Directory of the checkpoints."""
+        return None if self.output is None else self.output / "checkpoints"
+
+
+Report = Callable[[TrainedStep, RunStatus], None]
+"""Called after each update."""
+
+
+class RunController:
+    """Runs a run on a cluster.
+
+    Args:
+        cluster: for its actors.
+        parts: what the run consists of.
+        report: called after each update.
+        on_samples: called with the contents of each batch, if samples are collected.
+        on_rewind: called with the number of updates of the checkpoint from which the run continues.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        parts: RunParts,
+        report: Report,
+        on_samples: Callable[[Sequence[Sequence[bytes]]], None],
+        on_rewind: Callable[[int], None],
+    ) -> None:
+        self._cluster, self._parts, self._report = cluster, parts, report
+        self._on_samples, self._on_rewind = on_samples, on_rewind
+        self._fleet = ServerFleet()
+        self._handles: dict[str, ActorHandle] = {}
+        self._target: tuple[VersionName, PublishedWeights | None] | None = None
+        """Version that the servers shall have, and its weights; None: those of the model."""
+        self._changed = trio.Event()
+        self._coordinator: Any = None
+
+    async def run(self) -> RunStatus:
+        """Run until there is nothing more to train or to collect; return the last status.
+
+        Raises:
+            BaseException: the error of a constructor, or of the trainer.
+            ActorDied: a part of the run failed more often than it may be restarted.
+        """
+        try:
+            return await self._run()
+        except BaseExceptionGroup as group:
+            # The tasks are this module's own: the error alone says what went wrong.
+            error: BaseException = group
+            while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+                error = error.exceptions[0]
+            if error is group:
+                raise
+            raise error from error.__cause__
+
+    async def _run(self) -> RunStatus:
+        parts = self._parts
+        async with self._cluster.open_scope("rl-run") as scope:
+            # Without a journal, a coordinator that is restarted would have forgotten the run.
+            host = await scope.create_host("rl-main", max_restarts=0 if parts.output is None else RESTARTS)
+            journal = None if parts.output is None else parts.output / "rollouts"
+            self._coordinator = await host.create_actor(
+                Coordinator, parts.plan, parts.rows, journal, actor_config=ActorConfig(max_restarts=RESTARTS)
+            )
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._ask, "expire_leases")
+                nursery.start_soon(self._follow_coordinator)
+                nursery.start_soon(self._sync_weights)
+                for index in range(parts.servers):
+                    nursery.start_soon(self._keep_server, scope, f"server-{index}")
+                for _ in range(parts.processes):
+                    nursery.start_soon(self._keep_rollout_process, scope)
+                await (self._collect() if parts.trainer is None else self._keep_training(scope, parts.trainer))
+                status: RunStatus = await self._ask("status")
+                nursery.cancel_scope.cancel()
+            return status
+
+    async def _ask(self, method: str, *arguments: Any) -> Any:
+        return await repeatable(self._coordinator, method)(*arguments)
+
+    async def _follow_coordinator(self) -> None:
+        """Send the table of servers to each coordinator that starts."""
+        async with monitor(self._coordinator) as events:
+            async for event in events:
+                if isinstance(event, Up):
+                    await self._announce()
+                elif not event.will_restart:
+                    raise event.error
+
+    # Training
+
+    async def _keep_training(self, scope: Scope, settings: GRPO) -> None:
+        """Create the trainer, train to the end, and continue from the last checkpoint when the trainer is lost."""
+        parts = self._parts
+        trainer: Any = await scope.create_actor(
+            TrainerProcess,
+            parts.model,
+            settings,
+            self._coordinator,
+            parts.threads,
+            resources=parts.resources.get("trainer"),
+            actor_config=_restarted(),
+        )
+        checkpoint = self._checkpoint()
+        version: VersionName = await self._ask("version")
+        is_new = checkpoint is None and version == VersionName(0, 0)
+        async with monitor(trainer) as events:
+            async for event in events:
+                if isinstance(event, Down):
+                    if not event.will_restart:
+                        raise event.error
+                    is_new = False
+                    continue
+                if not is_new:
+                    checkpoint = self._checkpoint()
+                    path = None if checkpoint is None else checkpoint.path
+                    version = await self._ask("rewind", path, version.incarnation)
+                    self._on_rewind(version.number)
+                try:
+                    await trainer.start(version.incarnation, None if checkpoint is None else checkpoint.model)
+                    await self._train(trainer, version)
+                    return
+                except ActorDied:
+                    continue  # the next event says whether it is restarted
+
+    async def _train(self, trainer: Any, version: VersionName) -> None:
+        parts, line = self._parts, version.incarnation
+        self._set_target(version, await trainer.publish())
+        while (step := await trainer.train_next()) is not None:
+            if step.skipped:
+                await self._ask("skip_update", line, step.number, step.skipped)
+            else:
+                version, is_due = await self._ask("finish_update", line, step.number)
+                # Before the next update changes them.
+                if is_due:
+                    self._set_target(version, await trainer.publish())
+                if step.number % parts.save_every == 0:
+                    await self._save(trainer, step.number)
+            self._report(step, await self._ask("status"))
+        if version.number and version.number % parts.save_every:
+            await self._save(trainer, version.number)
+
+    async def _save(self, trainer: Any, step: int) -> None:
+        directory = self._parts.checkpoints
+        if directory is None:
+            return
+        unfinished = begin_checkpoint(directory, step)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trainer.save, unfinished / MODEL_DIRECTORY)
+            nursery.start_soon(self._ask, "save_record", unfinished, self._parts.facts)
+        path = await trio.to_thread.run_sync(finish_checkpoint, unfinished, step)
+        if not self._parts.keep_checkpoints:
+            await trio.to_thread.run_sync(remove_older, directory, path)
+
+    def _checkpoint(self) -> RunCheckpoint | None:
+        return None if self._parts.checkpoints is None else latest_checkpoint(self._parts.checkpoints)
+
+    async def _collect(self) -> None:
+        self._set_target(VersionName(0, 0), None)
+        while (batch := await self._ask("next_batch", 0)) is not None:
+            self._on_samples(batch.groups)
+            await self._ask("skip_update", 0, batch.number, "collected")
+
+    # Servers
+
+    def _set_target(self, version: VersionName, weights: PublishedWeights | None) -> None:
+        self._target = (version, weights)
+        self._wake()
+
+    async def _sync_weights(self) -> None:
+        """Report to the coordinator when all servers that answer have the target version."""
+        reported = None
+        while True:
+            version = self._target[0] if self._target is not None else None
+            if version is None or version == reported or not self._fleet.has_loaded(version):
+                await self._changed.wait()
+                continue
+            await self._ask("finish_sync", version)
+            reported = version
+
+    async def _keep_server(self, scope: Scope, name: str) -> None:
+        """Create a server, follow its restarts, and load weights into each incarnation."""
+        parts = self._parts
+        handle: Any = await scope.create_actor(
+            InferenceServer,
+            ModelEngine(parts.model, slots=parts.slots, threads=parts.threads),
+            resources=parts.resources.get("server"),
+            actor_config=_restarted(),
+        )
+        self._handles[name] = handle
+        server = self._fleet.servers[name] = ServerRecord(name, restarts_left=RESTARTS)
+        async with monitor(handle) as events, trio.open_nursery() as nursery:
+            nursery.start_soon(self._load_weights, server, handle)
+            async for event in events:
+                if isinstance(event, Up):
+                    server.observe(ServerEvent.READY, server.incarnation)
+                else:
+                    server.observe(ServerEvent.ENDED, server.incarnation)
+                    server.observe(ServerEvent.RESTARTED, server.incarnation)
+                    if not event.will_restart:
+                        raise event.error
+                await self._announce()
+
+    async def _load_weights(self, server: ServerRecord, handle: Any) -> None:
+        """Load the target version whenever the server shall have it and has not."""
+        while True:
+            if self._target is None or server not in self._fleet.to_load(self._target[0]):
+                await self._changed.wait()
+                continue
+            (version, weights), incarnation = self._target, server.incarnation
+            with trio.move_on_after(self._parts.transfer_s) as patience:
+                try:
+                    # When its engine is made: until then, another thread of it imports NumPy, which the arrays of a
+                    # message need too, and two imports at a time fail.
+                    await handle.is_paused()
+                    table, content = (None, None) if weights is None else (weights.table, weights.content)
+                    await handle.load_weights(version, table, content)
+                except ActorDied:
+                    # The monitor reports it; what follows is another incarnation, or the end.
+                    await self._changed.wait()
+                    continue
+            missed = patience.cancelled_caught
+            event = ServerEvent.TRANSFER_MISSED if missed else ServerEvent.LOADED
+            server.observe(event, incarnation, None if missed else version)
+            await self._announce()
+
+    async def _announce(self) -> None:
+        """Tell the coordinator which servers answer, and wake the tasks here."""
+        self._wake()
+        healthy = [server for server in self._fleet.servers.values() if server.state is ServerState.HEALTHY]
+        routes = [ServerRoute(one.name, self._handles[one.name], one.version) for one in healthy if one.version]
+        await self._ask("set_routes", routes)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    # Rollouts
+
+    async def _keep_rollout_process(self, scope: Scope) -> None:
+        """Create a rollout process, run each incarnation of it, and give back what a lost one had."""
+        parts = self._parts
+        resources = parts.resources.get("rollout")
+        handle: Any = await scope.create_actor(
+            RolloutProcess, parts.episodes, self._coordinator, resources=resources, actor_config=_restarted()
+        )
+        async with monitor(handle) as events, trio.open_nursery() as nursery:
+            async for event in events:
+                if isinstance(event, Up):
+                    nursery.start_soon(_roll_out, handle)
+                    continue
+                await self._ask("lose_worker", event.incarnation)
+                if not event.will_restart:
+                    raise event.error
+
+
+async def _roll_out(handle: Any) -> None:
+    try:
+        await handle.run()
+    except ActorDied:
+        return  # its monitor reports it
+
+
+def _restarted() -> ActorConfig:
+    return ActorConfig(max_restarts=RESTARTS, restart_period_s=RESTART_PERIOD_S, must_start=True)

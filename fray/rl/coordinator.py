@@ -1,0 +1,243 @@
+"""Coordinator of a run: an actor that asks the pure state what to do, and lets callers wait for it.
+
+It has data, leases, pool and versions of the run in one `RunState`. Nothing polls: each call that changes the state
+wakes those that wait. With a directory, it writes each decision to a journal before a caller sees it, and a coordinator
+that is restarted continues from there; all of its methods may be repeated.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import trio
+
+from fray.errors import InvalidRequest
+from fray.rl.checkpoint import load_record, write_state
+from fray.rl.core.run_record import RunPlan, RunRecord
+from fray.rl.core.run_state import NoTask, RunState
+from fray.rl.core.trajectory_store import Sample
+from fray.rl.core.versions import VersionName
+from fray.rl.journal_file import RunJournal
+from fray.rl.messages import RunStatus, ServerRoute, TaskGrant, TaskResult, TrainingBatch
+
+T = TypeVar("T")
+EXPIRY_PERIOD_S = 1.0
+"""Seconds between two searches for expired leases."""
+
+
+class Coordinator:
+    """Actor with the state of a run.
+
+    Args:
+        plan: settings that decide about samples.
+        rows: the data.
+        directory: for the journal, of this run alone, readable by a restarted coordinator; None: it cannot be
+            restarted.
+    """
+
+    def __init__(self, plan: RunPlan, rows: Sequence[dict[str, Any]], directory: Path | None = None) -> None:
+        self._plan, self._rows = plan, rows
+        self._journal = None if directory is None else RunJournal(directory)
+        self._state = RunState.new(plan) if self._journal is None else self._journal.recover(plan)
+        self._changed = trio.Event()
+        self._routes: list[ServerRoute] = []
+        # Not from 0: a process that knows the table of a lost coordinator must not take the next one's for the same.
+        self._routes_number = secrets.randbits(32)
+        self._last_failure = ""
+
+    async def expire_leases(self) -> None:
+        """Give back tasks whose leases have expired, until cancelled."""
+        while True:
+            await trio.sleep(EXPIRY_PERIOD_S)
+            self._state.expire(trio.current_time())
+            self._wake()
+
+    # Rollout processes
+
+    async def take_tasks(self, worker: str, limit: int) -> list[TaskGrant]:
+        """Lease up to ``limit`` tasks to a worker; wait until there is one. Empty if there will never be one again."""
+
+        def take() -> list[TaskGrant] | None:
+            grants: list[TaskGrant] = []
+            while len(grants) < limit:
+                lease = self._state.take_task(worker, trio.current_time())
+                if isinstance(lease, NoTask):
+                    return grants if grants or lease.is_final or self._state.is_done else None
+                task = lease.task
+                attempt = self._state.record.attempts[task.task_id]
+                row = self._rows[task.row]
+                grants.append(TaskGrant(lease.number, task.task_id, task.group_id, attempt, row, task.samples))
+            return grants
+
+        return await self._when(take)
+
+    async def put_results(self, results: Sequence[TaskResult]) -> list[str]:
+        """Accept what tasks brought; return ``success``, ``fail`` or ``re-rollout`` for each (see `PutAnswer`)."""
+        answers = [self._put(result) for result in results]
+        self._wake()
+        return answers
+
+    async def lose_worker(self, worker: str) -> None:
+        """Give back the tasks of a worker that was lost."""
+        self._state.lose_worker(worker)
+        self._wake()
+
+    async def wait_for_routes(self, known: int) -> tuple[int, list[ServerRoute]]:
+        """Return number and entries of the table of servers, when its number is not ``known``."""
+        return await self._when(lambda: (self._routes_number, self._routes) if self._routes_number != known else None)
+
+    # Trainer
+
+    async def next_batch(self, line: int) -> TrainingBatch | None:
+        """Return the batch of the next update; wait until its samples are there. None if there will be none.
+
+        Args:
+            line: incarnation of the trainer, as in the names of its versions.
+
+        Raises:
+            InvalidRequest: another trainer has taken over.
+        """
+
+        def take() -> tuple[TrainingBatch | None] | None:
+            self._check_line(line)
+            # A batch whose answer was lost is given again.
+            groups = self._state.record.training or self._state.next_batch()
+            if groups is None:
+                return (None,) if self._state.is_done else None
+            # In the order of the tasks, whichever came first: an update is the same when it is repeated.
+            ordered = sorted(groups, key=lambda group: min(sample.task for sample in group.samples))
+            contents = tuple(
+                tuple(sample.content for sample in sorted(group.samples, key=lambda one: (one.task, one.run)))
+                for group in ordered
+            )
+            return (TrainingBatch(self._state.record.weights.line.number + 1, contents),)
+
+        (batch,) = await self._when(take)
+        self._wake()
+        return batch
+
+    async def finish_update(self, line: int, number: int) -> tuple[VersionName, bool]:
+        """Note that an update was done; return the version that it made, and whether servers shall receive it.
+
+        Raises:
+            InvalidRequest: another trainer has taken over.
+        """
+        self._check_line(line)
+        weights = self._state.record.weights
+        if weights.line.number < number:
+            self._state.finish_update()
+            self._wake()
+        return weights.line.current, weights.is_due
+
+    async def skip_update(self, line: int, number: int, reason: str) -> None:
+        """Note that the batch of an update was not trained. Raises InvalidRequest as `finish_update`."""
+        self._check_line(line)
+        if self._state.record.training is not None and self._state.record.weights.line.number + 1 == number:
+            self._state.skip_update(reason)
+            self._wake()
+
+    async def save_record(self, directory: Path, facts: dict[str, Any]) -> None:
+        """Write the state as it is now into a directory that becomes a checkpoint."""
+        record = self._state.snapshot()
+        write_state(directory, record, facts)
+        if self._journal is not None:
+            self._journal.begin(record)
+
+    async def rewind(self, checkpoint: Path | None, after: int) -> VersionName:
+        """Go back to a checkpoint, whose weights are to be sent to all servers; return the name of that version.
+
+        Args:
+            checkpoint: None for the beginning of the run.
+            after: the incarnation of the trainer that was lost; if another has taken over already, nothing changes.
+        """
+        line = self._state.record.weights.line
+        if line.current.incarnation == after:
+            record = RunRecord.new(self._plan) if checkpoint is None else load_record(checkpoint)
+            record.continue_with(self._plan)
+            # The incarnations of trainers that were lost since then are not to be used again.
+            record.weights.line.forks += [record.weights.line.number] * (after + 1 - len(record.weights.line.forks))
+            self._state = RunState.rewind(record, self._state.incarnation + 1)
+            if self._journal is not None:
+                self._journal.rewind(self._state.record)
+            self._wake()
+        return self._state.record.weights.line.current
+
+    # Servers
+
+    async def finish_sync(self, version: VersionName) -> bool:
+        """Note that servers have a version. False if it is not the one to be sent any more."""
+        is_current = self._state.sync(version)
+        self._wake()
+        return is_current
+
+    async def set_routes(self, routes: Sequence[ServerRoute]) -> None:
+        """Replace the table of the servers that answer requests."""
+        self._routes, self._routes_number = list(routes), self._routes_number + 1
+        self._wake()
+
+    # What it is
+
+    async def version(self) -> VersionName:
+        """Return the version of the trainer's weights."""
+        return self._state.record.weights.line.current
+
+    async def status(self) -> RunStatus:
+        """Return what the run does and waits for."""
+        state, counts = self._state, self._state.record.counts
+        return RunStatus(
+            state.wait_reason(),
+            state.record.weights.line.current,
+            state.record.weights.rollout,
+            counts.issued,
+            counts.trained,
+            counts.validated,
+            state.open_samples,
+            {reason: count for reason, count in counts.dropped.items() if count},
+            {reason: count for reason, count in counts.repeated.items() if count},
+            self._last_failure,
+        )
+
+    # Decisions are the state's; here is what they need
+
+    def _put(self, result: TaskResult) -> str:
+        if result.failure:
+            self._last_failure = f"{result.failure}: {result.detail}" if result.detail else result.failure
+            self._state.fail(result.lease, result.failure)
+            return "fail"
+        lease = self._state.lease(result.lease)
+        if lease is None:
+            return "fail"
+        samples = [
+            Sample(lease.task, run, sample.segments, sample.rewards, sample.content)
+            for run, sample in enumerate(result.samples)
+        ]
+        return self._state.put(result.lease, samples, [sample.key for sample in result.samples]).value
+
+    def _check_line(self, line: int) -> None:
+        current = self._state.record.weights.line.current.incarnation
+        if line != current:
+            raise InvalidRequest(f"trainer {line} has been replaced by trainer {current}")
+
+    async def _when(self, find: Callable[[], T | None]) -> T:
+        """Return what ``find`` returns, as soon as that is not None."""
+        while (found := find()) is None:
+            await self._changed.wait()
+        self._write()
+        return found
+
+    def _wake(self) -> None:
+        """Write what was decided, and wake those that wait."""
+        self._write()
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def _write(self) -> None:
+        entries, self._state.entries = self._state.entries, []
+        if not entries:
+            return
+        self._state.record.counts.check(self._state.open_samples)
+        if self._journal is not None:
+            self._journal.append(entries, self._state.record.weights.line.number)

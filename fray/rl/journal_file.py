@@ -1,0 +1,155 @@
+"""File with the journal of a run: entries are appended before their effects are visible, and read after a loss.
+
+A record is its length and checksum, and the pickle of a list of entries; the last one may be incomplete. The samples
+that were accepted are in it with their trajectories: it is also what `fray.rl` shows of a step.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from fray.rl.core.journal import BatchTrained, Entry
+from fray.rl.core.run_record import RunPlan, RunRecord
+from fray.rl.core.run_state import RunState
+from fray.runtime.serialization.pickling import dumps_plain, loads
+
+_HEAD = struct.Struct("<II")
+RECORD_LIMIT_BYTES = 1 << 30
+"""Length beyond which a record is taken for damaged."""
+
+
+class JournalFile:
+    """File that is appended to.
+
+    What is appended survives the end of this process at once, the end of its machine when the system has written it.
+
+    Args:
+        path: of the file, which is made, or continued after its last complete record.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        os.ftruncate(self._fd, sum(_HEAD.size + len(content) for content in _records(path)))
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Append entries. Raises OSError if they cannot be written, all or in part."""
+        if not entries:
+            return
+        content = dumps_plain(list(entries))
+        record = memoryview(_HEAD.pack(len(content), zlib.crc32(content)) + content)
+        while record:
+            record = record[os.write(self._fd, record) :]
+
+    @property
+    def size(self) -> int:
+        """Length of the file, bytes."""
+        return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
+
+
+class RunJournal:
+    """Journal of a run: the record that it began with, and a file for each update.
+
+    The file ``step_N`` has what was decided from the end of update N - 1 to the end of update N, so the samples of that
+    update are in it, or, if they were rolled out before, in those just before it.
+
+    Args:
+        directory: for the files; made if missing.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        self._file: JournalFile | None = None
+        self._step = -1
+
+    def recover(self, plan: RunPlan) -> RunState:
+        """Return the state that was written last; a new one if there is none."""
+        with (self._directory / "starts").open("ab") as starts:
+            starts.write(b".")
+            starts.flush()
+            # The leases of each start have numbers of their own.
+            incarnation = starts.tell()
+        base = self._directory / "base"
+        record, first, offset = loads(base.read_bytes()) if base.exists() else (RunRecord.new(plan), 0, 0)
+        record.continue_with(plan)
+        entries: list[Entry] = []
+        for step in sorted(self._steps()):
+            if step >= first:
+                entries += read_journal(self._path(step), offset if step == first else 0)
+        return RunState.recover(record, entries, incarnation)
+
+    def append(self, entries: Sequence[Entry], number: int) -> None:
+        """Append entries.
+
+        Args:
+            number: of updates done, after them.
+        """
+        if self._file is None:
+            self._open(number + 1 - any(isinstance(entry, BatchTrained) for entry in entries))
+        assert self._file is not None
+        self._file.append(entries)
+        if number >= self._step:
+            self._open(number + 1)
+
+    def begin(self, record: RunRecord) -> None:
+        """Let recovery begin with a record, which has all that was appended."""
+        if self._file is None:
+            self._open(record.weights.line.number + 1)
+        assert self._file is not None
+        unfinished = self._directory / "base.unfinished"
+        unfinished.write_bytes(dumps_plain((record, self._step, self._file.size)))
+        unfinished.rename(self._directory / "base")
+
+    def rewind(self, record: RunRecord) -> None:
+        """Remove what was written after the update that a record ends with, and begin with that record."""
+        number = record.weights.line.number
+        for step in self._steps():
+            if step > number:
+                self._path(step).unlink()
+        self._open(number + 1)
+        self.begin(record)
+
+    def _open(self, step: int) -> None:
+        if self._file is not None:
+            self._file.close()
+        self._file, self._step = JournalFile(self._path(step)), step
+
+    def _path(self, step: int) -> Path:
+        return self._directory / f"step_{step}"
+
+    def _steps(self) -> list[int]:
+        return [int(path.name[5:]) for path in self._directory.glob("step_*") if path.name[5:].isdigit()]
+
+
+def read_journal(path: Path, offset: int = 0) -> list[Entry]:
+    """Return the entries of a file, in order; none if there is no such file.
+
+    They end before the first record that is incomplete or damaged.
+
+    Args:
+        offset: byte at which a record begins; those before it are left out.
+    """
+    return [entry for content in _records(path, offset) for entry in loads(content)]
+
+
+def _records(path: Path, offset: int = 0) -> Iterator[bytes]:
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        file.seek(offset)
+        while len(head := file.read(_HEAD.size)) == _HEAD.size:
+            length, checksum = _HEAD.unpack(head)
+            if length > RECORD_LIMIT_BYTES:
+                return
+            content = file.read(length)
+            if len(content) < length or zlib.crc32(content) != checksum:
+                return
+            yield content

@@ -1,0 +1,89 @@
+"""Messages between the coordinator of a run, its rollout processes and its trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attrs import frozen
+
+from fray.api.actors.handle import ActorHandle
+from fray.rl.core.versions import Segment, VersionName
+
+
+@frozen
+class TaskGrant:
+    """A task for a rollout worker."""
+
+    lease: str
+    """Number of the lease; the result counts while it is open."""
+    task_id: str
+    group_id: str
+    attempt: int
+    """Number of attempts that failed before."""
+    row: dict[str, Any]
+    samples: int
+    """Number of scores that the episode returns."""
+
+
+@frozen
+class SampleResult:
+    """One sample of a task."""
+
+    segments: tuple[Segment, ...]
+    rewards: tuple[float, ...]
+    key: tuple[str, ...]
+    content: bytes
+    """Pickled list of trajectories, which the coordinator does not open."""
+
+
+@frozen
+class TaskResult:
+    """Delivery of a task: its samples, or why there are none."""
+
+    lease: str
+    samples: tuple[SampleResult, ...] = ()
+    failure: str = ""
+    """Short reason, by which the drops of a run are counted; empty: it succeeded."""
+    detail: str = ""
+    """The error of the episode, for its reader."""
+
+
+@frozen
+class ServerRoute:
+    """An inference server that answers requests."""
+
+    name: str
+    handle: ActorHandle
+    version: VersionName
+
+
+@frozen
+class TrainingBatch:
+    """Samples of an update, group by group."""
+
+    number: int
+    """Number of the update, from 1."""
+    groups: tuple[tuple[bytes, ...], ...]
+    """Contents of their samples."""
+
+
+@frozen
+class RunStatus:
+    """State of a run, in numbers and in one line."""
+
+    waits_for: str
+    version: VersionName
+    rollout_version: VersionName
+    issued: int
+    trained: int
+    validated: int
+    open: int
+    dropped: dict[str, int]
+    repeated: dict[str, int]
+    last_failure: str
+    """Reason and detail of the last episode that failed."""
+
+
+def repeatable(handle: ActorHandle, method: str) -> Any:
+    """Return a method of the coordinator, to be called: a call is repeated when its process was lost meanwhile."""
+    return getattr(handle, method).options(idempotent=True)

@@ -1,0 +1,148 @@
+"""Rollout process: an actor that runs the episodes of many workers in one loop."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from hashlib import sha256
+from typing import Any, TypeAlias
+
+import trio
+from attrs import evolve, field, frozen
+
+from fray.api.actors.current_actor import current_actor
+from fray.api.actors.handle import ActorHandle
+from fray.rl.core.versions import Segment
+from fray.rl.inference.client import LLM
+from fray.rl.inference.requests import Completion, GenerateRequest
+from fray.rl.messages import SampleResult, ServerRoute, TaskGrant, TaskResult, repeatable
+from fray.rl.model_spec import ModelSpec
+from fray.rl.rollout.scores import scores_of, trajectory_of
+from fray.rl.rollout.server_choice import ServerChoice
+from fray.rl.tokenizers import load_tokenizer
+from fray.runtime.serialization.pickling import dumps_plain
+
+Episode: TypeAlias = Callable[[dict[str, Any], LLM], Awaitable[Any]]
+"""``async def solve(task, llm)``: rolls out one episode of a row, and returns what `fray.rl.score` makes."""
+DETAIL_LIMIT_CHARACTERS = 4_000
+"""Length of the end of a traceback that is kept of a failed episode."""
+
+
+@frozen
+class EpisodePlan:
+    """Settings of the episodes of a rollout process.
+
+    Args:
+        rollout: the user's function.
+        model: for its tokenizer.
+        workers: episodes that run at once.
+        timeout_s: limit of one episode, after which it is cancelled.
+        seed: of the run; the seed of each request follows from it, the task and the number of the request.
+        key_list: keys of a trajectory by which samples are grouped; empty: by task.
+    """
+
+    rollout: Episode
+    model: ModelSpec
+    workers: int
+    timeout_s: float
+    seed: int
+    key_list: tuple[str, ...] = field(default=())
+
+
+class RolloutProcess:
+    """Actor that takes tasks from the coordinator of a run, and delivers samples."""
+
+    def __init__(self, plan: EpisodePlan, coordinator: ActorHandle) -> None:
+        self._plan, self._coordinator = plan, coordinator
+        self._tokenizer = load_tokenizer(plan.model)
+        self._servers = ServerChoice(_generate)
+        self._idle = plan.workers
+        self._freed = trio.Event()
+        self._results: list[TaskResult] = []
+        self._has_results = trio.Event()
+
+    async def run(self) -> None:
+        """Roll out episodes until there are no tasks; what is unfinished then is cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._follow_routes)
+            nursery.start_soon(self._deliver)
+            worker = current_actor().incarnation
+            while grants := await repeatable(self._coordinator, "take_tasks")(worker, self._idle):
+                for grant in grants:
+                    self._idle -= 1
+                    nursery.start_soon(self._roll_out, grant)
+                while not self._idle:
+                    await self._freed.wait()
+            nursery.cancel_scope.cancel()
+
+    async def _follow_routes(self) -> None:
+        number = 0
+        while True:
+            number, routes = await repeatable(self._coordinator, "wait_for_routes")(number)
+            self._servers.set_routes(routes)
+
+    async def _deliver(self) -> None:
+        """Send results, as many as there are, in one call after another."""
+        while True:
+            await self._has_results.wait()
+            self._has_results = trio.Event()
+            results, self._results = self._results, []
+            await repeatable(self._coordinator, "put_results")(results)
+
+    async def _roll_out(self, grant: TaskGrant) -> None:
+        result = await self._result_of(grant)
+        self._results.append(result)
+        self._has_results.set()
+        self._idle += 1
+        self._freed.set()
+        self._freed = trio.Event()
+
+    async def _result_of(self, grant: TaskGrant) -> TaskResult:
+        """Run an episode. An error of it ends this attempt of the task, and nothing else."""
+        llm = LLM(_Requests(grant, self._plan.seed, self._servers).send, self._tokenizer)
+        try:
+            with trio.fail_after(self._plan.timeout_s):
+                result = await self._plan.rollout(grant.row, llm)
+            scores = scores_of(result, grant.samples)
+            return TaskResult(
+                grant.lease, tuple(self._sample(grant, run, [one], llm) for run, one in enumerate(scores))
+            )
+        except trio.TooSlowError:
+            return TaskResult(grant.lease, failure="timeout", detail=f"no result after {self._plan.timeout_s:g} s")
+        except Exception as error:  # noqa: BLE001 (the user's code may raise anything)
+            text = "".join(traceback.format_exception(error))
+            return TaskResult(grant.lease, failure=type(error).__name__, detail=text[-DETAIL_LIMIT_CHARACTERS:])
+
+    def _sample(self, grant: TaskGrant, run: int, scores: Sequence[Any], llm: LLM) -> SampleResult:
+        trajectories = [
+            {"group_id": grant.group_id, "run_id": run, "task_id": grant.task_id, **trajectory_of(one, llm.replies)}
+            for one in scores
+        ]
+        key = tuple(str(trajectories[0][name]) for name in self._plan.key_list) or (grant.group_id,)
+        segments: list[Segment] = [one for trajectory in trajectories for one in trajectory["versions"]]
+        rewards = tuple(trajectory["reward"] for trajectory in trajectories)
+        return SampleResult(tuple(dict.fromkeys(segments)), rewards, key, dumps_plain(trajectories))
+
+
+@frozen
+class _Requests:
+    """Requests of one attempt: numbers them, and gives each a seed."""
+
+    grant: TaskGrant
+    seed: int
+    servers: ServerChoice
+    sent: list[int] = field(factory=list)
+
+    async def send(self, request: GenerateRequest) -> list[Completion]:
+        number = len(self.sent)
+        self.sent.append(number)
+        name = f"{self.grant.task_id}/{self.grant.attempt}/{number}"
+        if request.sampling.seed is None:
+            digest = sha256(f"{self.seed}/{name}".encode()).digest()
+            request = evolve(request, sampling=evolve(request.sampling, seed=int.from_bytes(digest[:6], "big")))
+        return await self.servers.send(evolve(request, request_id=f"{self.grant.lease}/{name}"))
+
+
+async def _generate(route: ServerRoute, request: GenerateRequest) -> list[Completion]:
+    completions: list[Completion] = await route.handle.generate(request)
+    return completions

@@ -1,0 +1,115 @@
+"""Results of an episode: replies of the model with a reward, and the trajectories that are trained of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from attrs import field, frozen
+
+from fray.rl.core.versions import Segment
+from fray.rl.nexrl_types import Trajectory
+
+
+class ScoredReply(Protocol):
+    """Part of a reply of the model of which a trajectory is made."""
+
+    @property
+    def prompt_ids(self) -> Sequence[int]: ...
+    @property
+    def token_ids(self) -> Sequence[int]: ...
+    @property
+    def logprobs(self) -> Sequence[float]: ...
+    @property
+    def segments(self) -> Sequence[Segment]: ...
+    @property
+    def finish_reason(self) -> str: ...
+
+
+@frozen
+class Score:
+    """A reply with its reward, made by `score`."""
+
+    reply: ScoredReply
+    reward: float
+    extra: Mapping[str, Any] = field(factory=dict)
+
+
+def score(reply: ScoredReply, reward: float, **extra: Any) -> Score:
+    """Return the result of an episode.
+
+    Args:
+        reply: the last reply of the model; earlier turns that its prompt continues are trained with it.
+        reward: of the episode, a finite number.
+        extra: further keys of the trajectory, such as ``metrics``.
+
+    Raises:
+        ValueError: ``reward`` is not a finite number.
+    """
+    try:
+        number = float(reward)
+    except (TypeError, ValueError):
+        raise ValueError(f"invalid reward {reward!r}: expected a number") from None
+    if not math.isfinite(number):
+        raise ValueError(f"invalid reward {number}: expected a finite number")
+    return Score(reply, number, extra)
+
+
+def scores_of(result: object, samples: int) -> list[Score]:
+    """Return what an episode returned as a list of scores.
+
+    Args:
+        result: a `Score`, or an iterable of them.
+        samples: expected number of scores.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: another number of scores.
+    """
+    scores = [result] if isinstance(result, Score) else list(result) if isinstance(result, Iterable) else None
+    if scores is None or not all(isinstance(one, Score) for one in scores):
+        expected = "rl.score(reply, reward=...)" if samples == 1 else f"a list of {samples} of rl.score(reply, ...)"
+        raise TypeError(f"an episode returned {type(result).__name__}; expected {expected}")
+    if len(scores) != samples:
+        raise ValueError(f"an episode returned {len(scores)} scores; expected {samples}")
+    return scores
+
+
+def trajectory_of(last: Score, turns: Sequence[ScoredReply]) -> Trajectory:
+    """Return the trajectory of a score: the tokens of its reply's prompt and of the reply.
+
+    Tokens of earlier turns are trained too (``loss_mask`` 1), where the prompt of the next turn begins with all tokens
+    of that turn: nothing is tokenised again.
+
+    Args:
+        last: the score.
+        turns: all replies that the episode got, in order.
+    """
+    reply = last.reply
+    tokens = [*reply.prompt_ids, *reply.token_ids]
+    mask, logprobs = [0] * len(tokens), [0.0] * len(tokens)
+    segments: list[Segment] = []
+    earlier = [turn for turn in turns if turn is not reply and _begins(reply.prompt_ids, turn)]
+    # Of two replies to one prompt, the longer one is in the conversation.
+    for turn in [*sorted(earlier, key=lambda turn: (len(turn.prompt_ids), -len(turn.token_ids))), reply]:
+        start, end = len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.token_ids)
+        if not any(mask[start:end]):
+            mask[start:end] = [1] * (end - start)
+            logprobs[start:end] = turn.logprobs
+            segments.extend(turn.segments)
+    return {
+        "tokens": tokens,
+        "loss_mask": mask,
+        "logprobs": logprobs,
+        "versions": segments,
+        "reward": last.reward,
+        "finish_reason": reply.finish_reason,
+        **last.extra,
+    }
+
+
+def _begins(prompt: Sequence[int], turn: ScoredReply) -> bool:
+    """Return whether a prompt begins with all tokens of an earlier turn."""
+    tokens = [*turn.prompt_ids, *turn.token_ids]
+    return list(prompt[: len(tokens)]) == tokens

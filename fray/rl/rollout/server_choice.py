@@ -1,0 +1,64 @@
+"""Choice of an inference server for each request of a rollout process, and its repetition when a server is lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from fray.errors import ActorDied
+from fray.rl.inference.requests import Completion, GenerateRequest
+from fray.rl.messages import ServerRoute
+
+
+class ServerChoice:
+    """Sends requests to the server that has the fewest requests of this process.
+
+    Args:
+        call: sends a request to a server.
+    """
+
+    def __init__(self, call: Callable[[ServerRoute, GenerateRequest], Awaitable[list[Completion]]]) -> None:
+        self._call = call
+        self._routes: list[ServerRoute] = []
+        self._in_flight: Counter[str] = Counter()
+        self._changed = trio.Event()
+
+    def set_routes(self, routes: list[ServerRoute]) -> None:
+        """Replace the servers to choose from; requests under way are not affected."""
+        self._routes = routes
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def send(self, request: GenerateRequest) -> list[Completion]:
+        """Return the completions of a request.
+
+        A request is safe to repeat: its tokens have no effect until the episode is delivered. So one whose server is
+        lost is sent to another, or to the same when it is back.
+        """
+        while True:
+            route = self._choose()
+            if route is None:
+                await self._changed.wait()
+                continue
+            self._in_flight[route.name] += 1
+            try:
+                completions = await self._call(route, request)
+            except ActorDied:
+                await self._wait_for_other(route)
+                continue
+            finally:
+                self._in_flight[route.name] -= 1
+            # An update in mode "abort" ends requests; they are sent again to the new weights.
+            if not any(one.finish_reason == "abort" for one in completions):
+                return completions
+
+    def _choose(self) -> ServerRoute | None:
+        return min(self._routes, key=lambda route: (self._in_flight[route.name], route.name), default=None)
+
+    async def _wait_for_other(self, lost: ServerRoute) -> None:
+        """Wait until another server can be chosen, or the table has changed."""
+        self._routes = [route for route in self._routes if route is not lost]
+        if not self._routes:
+            await self._changed.wait()

@@ -1,0 +1,300 @@
+"""`Run`: a reinforcement learning run, from its settings to its end."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar
+
+from attrs import define, field
+
+from fray.api.cluster import Cluster
+from fray.api.open import default_spec, open_cluster
+from fray.errors import InvalidRequest
+from fray.model.resources import ResourceConfig
+from fray.model.text import near_text
+from fray.rl.checkpoint import check_resumable, latest_checkpoint
+from fray.rl.controller import RunController, RunParts
+from fray.rl.core.run_record import RunPlan, StalePolicy
+from fray.rl.core.tasks import TaskOrder
+from fray.rl.core.versions import SyncMode
+from fray.rl.data import Data, load_rows
+from fray.rl.messages import RunStatus
+from fray.rl.model_spec import ModelSpec
+from fray.rl.nexrl_types import Trajectory
+from fray.rl.rollout.process import Episode, EpisodePlan
+from fray.rl.train.settings import GRPO
+from fray.rl.trainer_process import TrainedStep
+from fray.runtime.runtime import current_or_none
+from fray.runtime.serialization.pickling import loads
+
+E = TypeVar("E", bound=Enum)
+COLLECTED_ROWS = 16
+"""Rows whose samples are collected together, where nothing is trained."""
+WORKERS_PER_PROCESS = 64
+METRICS_FILE = "metrics.jsonl"
+"""File of the output directory with the metrics of each update."""
+
+
+@define
+class RunResult:
+    """Result of a run."""
+
+    steps: list[dict[str, float]] = field(factory=list)
+    """Metrics of each update."""
+    trajectories: list[Trajectory] = field(factory=list)
+    """Trajectories of a run without a trainer."""
+    status: RunStatus | None = None
+
+
+@define(kw_only=True)
+class Run:
+    """A run: rollouts of tasks by a model, and training of that model with their rewards.
+
+    Args:
+        model: a name or directory of Hugging Face, or `TinyLlama`.
+        data: a ``.jsonl`` or ``.parquet`` file, or an iterable of dicts: one task each.
+        rollout: ``async def solve(task, llm)``: rolls out one episode and returns `fray.rl.score`; with
+            ``episode="group"`` a list of ``group_size`` of them.
+        trainer: settings; None: samples are only collected, each row once.
+        rollout_workers: episodes at once. Default 64.
+        rollout_processes: processes among which they are spread. Default: one for each 64.
+        inference_servers: number of servers. Default 1.
+        sync: ``"sync"`` (default), ``"batch-async"`` or ``"fully-async"``: see docs/rl-internals.md.
+        staleness_threshold: updates by which a token may be behind when it is trained. Default 1; not used in ``sync``.
+        stale: what happens to groups that are older: ``"requeue"`` (default), ``"drop"``, or ``"keep"``.
+        episode: ``"sample"`` (default) or ``"group"``.
+        samples_per_row: size of a group where nothing is trained. Default 1.
+        rollout_timeout_s: limit of one episode. Default 600.
+        max_attempts: attempts of an episode that raises or does not end. Default 3.
+        keep_batch_order: roll out nothing beyond the loaded batch until the next weights are in place.
+        seed: of the order of the data and of sampling. Default 0.
+        shuffle: whether the rows are shuffled, in another order in each epoch. Default True.
+        output: directory for metrics, rollouts and checkpoints, which all machines of the run can write. A run whose
+            output has a checkpoint continues from it. Default None: nothing is written, and a run that loses its
+            trainer begins again.
+        save_every: updates between two checkpoints; the last update is saved, too. Default 50.
+        keep_checkpoints: keep all checkpoints. Default False: the last one.
+        threads: of torch in each server and in the trainer. Default: 1 for a `TinyLlama`, else as torch takes.
+        resources: what each ``"trainer"``, ``"server"`` and ``"rollout"`` process reserves. Default nothing.
+        on_step: called in this process with the metrics of each update.
+        progress: whether a line for each update is printed to standard error. Default True.
+
+    Raises:
+        InvalidRequest: a setting is invalid; nothing was started.
+    """
+
+    model: ModelSpec
+    data: Data
+    rollout: Episode
+    trainer: GRPO | None
+    rollout_workers: int = 64
+    rollout_processes: int | None = None
+    inference_servers: int = 1
+    sync: str = "sync"
+    staleness_threshold: int = 1
+    stale: str = "requeue"
+    episode: str = "sample"
+    samples_per_row: int = 1
+    rollout_timeout_s: float = 600.0
+    max_attempts: int = 3
+    keep_batch_order: bool = False
+    seed: int = 0
+    shuffle: bool = True
+    output: str | os.PathLike[str] | None = None
+    save_every: int = 50
+    keep_checkpoints: bool = False
+    threads: int | None = None
+    resources: Mapping[str, ResourceConfig] = field(factory=dict)
+    on_step: Callable[[dict[str, float]], object] | None = None
+    progress: bool = True
+    parts: RunParts = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.parts = _parts_of(self)
+
+    async def main(self) -> RunResult:
+        """Run on the cluster of ``FRAY_CLUSTER_SPEC`` or ``fray login``; default: processes of this machine."""
+        async with open_cluster(_default_spec()) as cluster:
+            return await self.run_on(cluster)
+
+    async def run_on(self, cluster: Cluster) -> RunResult:
+        """Run on an open cluster. All that it starts ends with this call.
+
+        Raises:
+            InvalidRequest: the output has a checkpoint of other data, another model, or groups of another size.
+            BaseException: the error of the trainer, or of a constructor.
+            ActorDied: a part of the run failed more often than it may be restarted.
+        """
+        directory = self.parts.checkpoints
+        checkpoint = None if directory is None else latest_checkpoint(directory)
+        if checkpoint is not None:
+            check_resumable(checkpoint, self.parts.facts)
+        result = RunResult()
+        log = _StepLog(result, self)
+        controller = RunController(cluster, self.parts, log.add_step, log.add_samples, log.rewind)
+        result.status = await controller.run()
+        return result
+
+
+def _default_spec() -> str | None:
+    """Return the spec of the cluster; None for what `fray.open_cluster` chooses: in a job, the job's own."""
+    runtime = current_or_none()
+    is_job = runtime is not None and runtime.job_id is not None
+    if is_job or os.environ.get("FRAY_CLUSTER_SPEC"):
+        return None
+    spec = default_spec()
+    # In processes: in one, servers and trainer would share the interpreter's lock, and end together.
+    return "machine" if spec == "local" else spec
+
+
+def _parts_of(run: Run) -> RunParts:
+    if not inspect.iscoroutinefunction(run.rollout):
+        raise InvalidRequest(f"invalid rollout {run.rollout!r}: expected an async function, async def solve(task, llm)")
+    for name in ("rollout_workers", "inference_servers", "samples_per_row", "max_attempts", "save_every"):
+        if not getattr(run, name) >= 1:
+            raise InvalidRequest(f"invalid {name} {getattr(run, name)!r}: expected 1 or more")
+    if run.rollout_processes is not None and not 1 <= run.rollout_processes <= run.rollout_workers:
+        text = f"expected 1 to rollout_workers ({run.rollout_workers})"
+        raise InvalidRequest(f"invalid rollout_processes {run.rollout_processes!r}: {text}")
+    if unknown := set(run.resources) - {"trainer", "server", "rollout"}:
+        raise InvalidRequest(f"invalid key {min(unknown)!r} of resources; expected trainer, server or rollout")
+    _choice("episode", run.episode, ("sample", "group"))
+    mode = _member(SyncMode, "sync", run.sync)
+    stale = _member(StalePolicy, "stale", run.stale)
+    rows = load_rows(run.data)
+    is_group = run.episode == "group"
+    trainer = run.trainer
+    groups = COLLECTED_ROWS if trainer is None else trainer.groups
+    repeats = run.samples_per_row if trainer is None else trainer.group_size
+    groups = min(groups, len(rows)) if trainer is None else groups
+    order = TaskOrder(
+        rows=len(rows),
+        batch_rows=groups,
+        repeats=repeats,
+        epochs=1 if trainer is None else None,
+        seed=run.seed if run.shuffle else None,
+        whole_groups=is_group,
+    )
+    try:
+        plan = RunPlan(
+            order,
+            batch_size=groups * repeats,
+            mode=mode,
+            threshold=run.staleness_threshold,
+            keep_batch_order=run.keep_batch_order,
+            stale=stale,
+            max_attempts=run.max_attempts,
+            # An episode that is cancelled at its limit is delivered as failed: the lease is for processes that are
+            # frozen or cut off.
+            lease_s=run.rollout_timeout_s + 30.0,
+            steps=None if trainer is None else trainer.steps,
+        )
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+    processes = run.rollout_processes or -(-run.rollout_workers // WORKERS_PER_PROCESS)
+    workers = -(-run.rollout_workers // processes)
+    episodes = EpisodePlan(run.rollout, run.model, workers, run.rollout_timeout_s, run.seed)
+    threads = run.threads or (None if isinstance(run.model, str) else 1)
+    return RunParts(
+        plan,
+        rows,
+        run.model,
+        trainer,
+        episodes,
+        processes,
+        run.inference_servers,
+        threads=threads,
+        resources=dict(run.resources),
+        output=None if run.output is None else Path(run.output).absolute(),
+        save_every=run.save_every,
+        keep_checkpoints=run.keep_checkpoints,
+        facts={
+            "model": str(run.model),
+            "data": _fingerprint(rows),
+            "rows": len(rows),
+            "groups": groups,
+            "group_size": repeats,
+            "episode": run.episode,
+            "seed": run.seed,
+        },
+    )
+
+
+def _fingerprint(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a name of the data by its content."""
+    digest = sha256()
+    for row in rows:
+        digest.update(json.dumps(row, sort_keys=True, default=repr).encode() + b"\n")
+    return digest.hexdigest()[:16]
+
+
+def _choice(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        names = ", ".join(map(repr, known))
+        raise InvalidRequest(f"invalid {name} {value!r}; expected one of {names}{near_text(str(value), known)}")
+
+
+def _member(kind: type[E], name: str, value: str) -> E:
+    _choice(name, value, [one.value for one in kind])
+    return kind(value)
+
+
+class _StepLog:
+    """Writes what a run reports: to its result, to files, to standard error and to the user's function."""
+
+    def __init__(self, result: RunResult, run: Run) -> None:
+        self._result, self._run, self._began = result, run, time.monotonic()
+        self._directory = None if run.output is None else Path(run.output)
+        if self._directory is not None:
+            self._directory.mkdir(parents=True, exist_ok=True)
+
+    def add_step(self, step: TrainedStep, status: RunStatus) -> None:
+        metrics = {
+            "step": float(step.number),
+            "line": float(step.line),
+            "elapsed_s": time.monotonic() - self._began,
+            **step.metrics,
+            **{f"dropped/{reason}": float(count) for reason, count in status.dropped.items()},
+            **{f"repeated/{reason}": float(count) for reason, count in status.repeated.items()},
+        }
+        self._result.steps.append(metrics)
+        self._write(METRICS_FILE, [metrics])
+        if self._run.progress:
+            print(_line(step, metrics, self._run.trainer), file=sys.stderr, flush=True)
+        if self._run.on_step is not None:
+            self._run.on_step(metrics)
+
+    def rewind(self, number: int) -> None:
+        """Forget the updates after one from which a run continues."""
+        self._result.steps[:] = [step for step in self._result.steps if step["step"] <= number]
+        if self._run.progress:
+            print(f"fray.rl: continues after step {number}", file=sys.stderr, flush=True)
+        path = None if self._directory is None else self._directory / METRICS_FILE
+        if path is not None and path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            path.write_text("".join(line for line in lines if json.loads(line)["step"] <= number), encoding="utf-8")
+
+    def add_samples(self, groups: Sequence[Sequence[bytes]]) -> None:
+        found = [one for group in groups for content in group for one in loads(content)]
+        self._result.trajectories.extend(found)
+        self._write("rollouts.jsonl", found)
+
+    def _write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        if self._directory is not None:
+            with (self._directory / name).open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(row, default=str) + "\n" for row in rows)
+
+
+def _line(step: TrainedStep, metrics: Mapping[str, float], trainer: GRPO | None) -> str:
+    of = f"/{trainer.steps}" if trainer is not None and trainer.steps else ""
+    text = f"fray.rl: step {step.number}{of}: reward {metrics.get('reward_mean', float('nan')):.3f}"
+    text += f", {metrics['elapsed_s']:.1f} s"
+    return f"{text}, skipped: {step.skipped}" if step.skipped else text

@@ -1,0 +1,93 @@
+"""Trainer process: an actor that updates a policy with the batches of the coordinator, and publishes its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import trio
+from attrs import frozen
+
+from fray.api.actors.handle import ActorHandle
+from fray.rl.messages import TrainingBatch, repeatable
+from fray.rl.model_spec import ModelSpec
+from fray.rl.train.settings import GRPO
+from fray.rl.weights_table import WeightTable
+from fray.runtime.serialization.pickling import loads
+
+
+@frozen
+class TrainedStep:
+    """Result of an update."""
+
+    number: int
+    """Number of the update, from 1."""
+    line: int
+    """Incarnation of the trainer."""
+    metrics: dict[str, float]
+    skipped: str = ""
+    """Reason why the weights are as before; empty: they are new."""
+
+
+@frozen
+class PublishedWeights:
+    """Weights of a version, for the servers."""
+
+    table: WeightTable
+    content: Any
+    """All parameters in one buffer of bytes."""
+
+
+class TrainerProcess:
+    """Actor that trains a policy.
+
+    Args:
+        model: whose weights it begins with.
+        settings: of the trainer.
+        coordinator: of the run.
+        threads: of the computation; None: as many as torch takes.
+    """
+
+    def __init__(self, model: ModelSpec, settings: GRPO, coordinator: ActorHandle, threads: int | None = None) -> None:
+        # Torch is loaded here, in the trainer's process, and not where this actor is created.
+        from fray.rl.tensors.language_model import hide_progress, load_model, set_threads
+        from fray.rl.tensors.policy_trainer import PolicyTrainer
+
+        hide_progress()
+        if threads is not None:
+            set_threads(threads)
+        self._coordinator, self._line = coordinator, 0
+        self._trainer = PolicyTrainer(load_model(model, settings.dtype), settings)
+
+    async def start(self, line: int, directory: Path | None) -> None:
+        """Begin with the weights of the model, or continue from a checkpoint.
+
+        Args:
+            line: incarnation of the trainer, as in the names of the versions that it makes.
+            directory: that `save` wrote.
+        """
+        self._line = line
+        if directory is not None:
+            await trio.to_thread.run_sync(self._trainer.load, directory)
+
+    async def train_next(self) -> TrainedStep | None:
+        """Do the next update; wait for its batch. None if there will be none."""
+        batch: TrainingBatch | None = await repeatable(self._coordinator, "next_batch")(self._line)
+        if batch is None:
+            return None
+        trajectories = [one for group in batch.groups for content in group for one in loads(content)]
+        metrics = await trio.to_thread.run_sync(self._trainer.update, trajectories)
+        # A batch without anything to learn from is an update all the same: a run that has learned all comes to its end.
+        return TrainedStep(batch.number, self._line, metrics, "not_finite" if metrics["not_finite"] else "")
+
+    async def save(self, directory: Path) -> None:
+        """Write the model, and what is needed to continue, into a directory."""
+        await trio.to_thread.run_sync(self._trainer.save, directory)
+
+    async def publish(self) -> PublishedWeights:
+        """Return the weights as they are now."""
+        import numpy as np
+
+        buffer = np.empty(self._trainer.table.total_bytes, np.uint8)
+        self._trainer.write_weights(buffer)
+        return PublishedWeights(self._trainer.table, buffer)

@@ -1,0 +1,177 @@
+"""The coordinator of a run: who waits for what, and what each answer is, on a virtual clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from fray.errors import InvalidRequest
+from fray.rl.coordinator import Coordinator
+from fray.rl.core.run_record import RunPlan
+from fray.rl.core.tasks import TaskOrder
+from fray.rl.core.versions import VersionName
+from fray.rl.messages import SampleResult, TaskGrant, TaskResult
+
+ROWS = [{"number": number} for number in range(4)]
+FIRST = VersionName(0, 0)
+
+
+def coordinator(directory: Path | None = None, **options: Any) -> Coordinator:
+    order = TaskOrder(rows=4, batch_rows=2, repeats=2, epochs=None)
+    return Coordinator(RunPlan(order, batch_size=4, **{"lease_s": 60.0, **options}), ROWS, directory)
+
+
+def delivered(grant: TaskGrant, content: bytes = b"", version: VersionName = FIRST) -> TaskResult:
+    return TaskResult(grant.lease, (SampleResult(((version, 3),), (1.0,), (grant.group_id,), content),))
+
+
+async def test_a_worker_gets_what_it_asks_for_and_then_waits_for_the_next_weights(autojump_clock: Any) -> None:
+    run = coordinator()
+    grants = await run.take_tasks("w", 3) + await run.take_tasks("w", 3)
+    assert [grant.row["number"] for grant in grants] == [0, 0, 1, 1, 2, 2][: len(grants)]
+    with trio.move_on_after(100) as patience:
+        await run.take_tasks("w", 3)
+    assert patience.cancelled_caught
+    assert len(grants) == 4
+
+
+async def test_a_batch_is_there_when_its_last_sample_is(autojump_clock: Any) -> None:
+    run = coordinator()
+    grants = await run.take_tasks("w", 4)
+    batches: list[Any] = []
+
+    async def train() -> None:
+        batches.append(await run.next_batch(0))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(train)
+        for number, grant in enumerate(grants):
+            await trio.testing.wait_all_tasks_blocked()
+            assert batches == []
+            assert await run.put_results([delivered(grant, bytes([number]))]) == ["success"]
+    assert batches[0].groups == ((b"\0", b"\1"), (b"\2", b"\3"))
+    assert (await run.status()).waits_for == "update 1 is done with 4 samples"
+    version, is_due = await run.finish_update(0, 1)
+    assert (version, is_due) == (VersionName(0, 1), True)
+    assert await run.finish_sync(version)
+    assert not await run.finish_sync(version)
+    assert len(await run.take_tasks("w", 9)) == 4
+
+
+async def test_the_tasks_of_a_lost_worker_are_given_to_another_and_its_results_refused(autojump_clock: Any) -> None:
+    run = coordinator()
+    lost = await run.take_tasks("lost", 4)
+    await run.lose_worker("lost")
+    found = await run.take_tasks("other", 4)
+    assert [grant.task_id for grant in found] == [grant.task_id for grant in lost]
+    assert await run.put_results([delivered(grant) for grant in lost]) == ["fail"] * 4
+    assert await run.put_results([delivered(grant) for grant in found]) == ["success"] * 4
+    assert (await run.status()).repeated == {"worker_lost": 4}
+
+
+async def test_a_lease_expires_and_a_failure_is_counted_and_shown(autojump_clock: Any) -> None:
+    run = coordinator(max_attempts=2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run.expire_leases)
+        one, *_ = await run.take_tasks("w", 1)
+        assert await run.put_results([TaskResult(one.lease, failure="KeyError", detail="no key")]) == ["fail"]
+        assert (await run.status()).last_failure == "KeyError: no key"
+        (again,) = await run.take_tasks("w", 1)
+        assert (again.task_id, again.attempt) == (one.task_id, 1)
+        await trio.sleep(62)
+        status = await run.status()
+        assert (status.dropped, status.repeated) == ({"timeout": 1}, {"KeyError": 1})
+        nursery.cancel_scope.cancel()
+
+
+async def test_every_waiter_is_answered_at_the_end(autojump_clock: Any) -> None:
+    run = coordinator(steps=1)
+    grants = await run.take_tasks("w", 4)
+    await run.put_results([delivered(grant) for grant in grants])
+    assert await run.next_batch(0) is not None
+    answers: list[Any] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: _append(answers, run.take_tasks("w", 1)))
+        await trio.testing.wait_all_tasks_blocked()
+        await run.finish_update(0, 1)
+    assert answers == [[]]
+    assert await run.next_batch(0) is None
+
+
+async def test_a_lost_coordinator_continues_with_what_it_has_answered(autojump_clock: Any, tmp_path: Path) -> None:
+    run = coordinator(directory=tmp_path)
+    grants = await run.take_tasks("w", 4)
+    await run.put_results([delivered(grant, grant.task_id.encode()) for grant in grants[:3]])
+    run = coordinator(directory=tmp_path)
+    assert await run.put_results([delivered(grants[3])]) == ["fail"]
+    (again,) = await run.take_tasks("w", 4)
+    assert again.task_id == grants[3].task_id
+    assert again.lease != grants[3].lease
+    await run.put_results([delivered(again, again.task_id.encode())])
+    batch = await run.next_batch(0)
+    run = coordinator(directory=tmp_path)
+    assert batch is not None
+    assert await run.next_batch(0) == batch
+    assert await run.finish_update(0, 1) == await run.finish_update(0, 1) == (VersionName(0, 1), True)
+    run = coordinator(directory=tmp_path)
+    assert await run.finish_update(0, 1) == (VersionName(0, 1), True)
+    assert (await run.status()).trained == 4
+    await run.finish_sync(VersionName(0, 1))
+    assert len(await run.take_tasks("w", 9)) == 4
+
+
+async def test_a_lost_trainer_continues_from_a_checkpoint_and_the_lost_one_is_refused(
+    autojump_clock: Any, tmp_path: Path
+) -> None:
+    run = coordinator(directory=tmp_path / "journal")
+
+    async def step(line: int, number: int, version: VersionName) -> None:
+        grants = await run.take_tasks("w", 9)
+        await run.put_results([delivered(grant, grant.task_id.encode(), version) for grant in grants])
+        assert await run.next_batch(line) is not None
+        made, _ = await run.finish_update(line, number)
+        assert made == VersionName(line, number)
+        await run.finish_sync(made)
+
+    await step(0, 1, FIRST)
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    await run.save_record(saved, {})
+    await step(0, 2, VersionName(0, 1))
+    assert await run.rewind(saved, after=0) == VersionName(1, 1)
+    assert await run.rewind(saved, after=0) == VersionName(1, 1)
+    for late in (run.next_batch(0), run.finish_update(0, 3), run.skip_update(0, 3, "nan")):
+        with pytest.raises(InvalidRequest, match="trainer 0 has been replaced by trainer 1"):
+            await late
+    run = coordinator(directory=tmp_path / "journal")
+    status = await run.status()
+    assert (status.version, status.trained, status.waits_for) == (
+        VersionName(1, 1),
+        4,
+        "version 1.1 waits for the servers",
+    )
+    await run.finish_sync(VersionName(1, 1))
+    await step(1, 2, VersionName(1, 1))
+    assert await run.rewind(None, after=1) == VersionName(2, 0)
+    assert (await run.status()).trained == 0
+
+
+async def test_the_table_of_servers_is_sent_when_it_changes(autojump_clock: Any) -> None:
+    run = coordinator()
+    number, routes = await run.wait_for_routes(-1)
+    assert routes == []
+    async with trio.open_nursery() as nursery:
+        answers: list[Any] = []
+        nursery.start_soon(lambda: _append(answers, run.wait_for_routes(number)))
+        await trio.testing.wait_all_tasks_blocked()
+        assert answers == []
+        await run.set_routes([])
+    assert answers == [(number + 1, [])]
+
+
+async def _append(answers: list[Any], answer: Any) -> None:
+    answers.append(await answer)

@@ -1,0 +1,56 @@
+"""The file of a run's journal: what was appended is read, and what is cut or damaged ends it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fray.rl.core.journal import BatchLoaded, BatchTrained, Entry, SamplesAccepted
+from fray.rl.core.tasks import RolloutTask
+from fray.rl.core.trajectory_store import Sample
+from fray.rl.core.versions import VersionName
+from fray.rl.journal_file import JournalFile, read_journal
+
+SAMPLE = Sample(RolloutTask(0, 1, 0, 7), 0, ((VersionName(0, 0), 3),), (1.0,), b"content")
+ENTRIES: list[Entry] = [BatchLoaded(0), SamplesAccepted((SAMPLE,), (("g",),)), BatchTrained()]
+
+
+def written(path: Path) -> Path:
+    journal = JournalFile(path)
+    for entry in ENTRIES:
+        journal.append([entry])
+    journal.append([])
+    journal.close()
+    return path
+
+
+def test_entries_are_read_as_they_were_appended_with_the_contents_of_samples(tmp_path: Path) -> None:
+    path = written(tmp_path / "journal")
+    assert read_journal(path) == ENTRIES
+    (accepted,) = [entry for entry in read_journal(path) if isinstance(entry, SamplesAccepted)]
+    assert accepted.samples[0].content == b"content"
+    assert read_journal(tmp_path / "none") == []
+
+
+def test_a_journal_that_was_cut_anywhere_ends_before_the_cut_and_is_continued_there(tmp_path: Path) -> None:
+    content = written(tmp_path / "whole").read_bytes()
+    path = tmp_path / "cut"
+    for length in range(len(content)):
+        path.write_bytes(content[:length])
+        found = read_journal(path)
+        assert found == ENTRIES[: len(found)]
+        assert len(found) < len(ENTRIES)
+        journal = JournalFile(path)
+        journal.append([BatchTrained()])
+        journal.close()
+        assert read_journal(path) == [*found, BatchTrained()]
+
+
+@pytest.mark.parametrize("place", [0, 5, 9, -1])
+def test_a_damaged_record_ends_the_journal(place: int, tmp_path: Path) -> None:
+    path = written(tmp_path / "journal")
+    content = bytearray(path.read_bytes())
+    content[place] ^= 0xFF
+    path.write_bytes(content)
+    assert read_journal(path) == (ENTRIES[:-1] if place == -1 else [])

@@ -1,0 +1,72 @@
+"""Settings of a run are checked before anything is started."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from fray import rl
+from fray.errors import InvalidRequest
+
+
+async def solve(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
+    raise NotImplementedError
+
+
+def not_async(task: dict[str, Any], llm: rl.LLM) -> None: ...
+
+
+def run(**options: Any) -> rl.Run:
+    settings: dict[str, Any] = {
+        "model": rl.TinyLlama(),
+        "data": [{"prompt": str(number)} for number in range(5)],
+        "rollout": solve,
+        "trainer": rl.GRPO(groups=2, group_size=3, steps=4),
+    }
+    return rl.Run(**settings | options)
+
+
+def test_a_batch_is_as_many_rows_as_groups() -> None:
+    plan = run(sync="fully-async", staleness_threshold=2).parts.plan
+    assert (plan.order.batch_rows, plan.group_size, plan.batch_size, plan.steps) == (2, 3, 6, 4)
+    assert plan.most_untrained == 18
+    assert run(episode="group").parts.plan.order.whole_groups
+
+
+def test_rows_are_collected_once_without_a_trainer() -> None:
+    plan = run(trainer=None, samples_per_row=2).parts.plan
+    assert (plan.order.epochs, plan.order.batch_rows, plan.group_size, plan.steps) == (1, 5, 2, None)
+
+
+def test_workers_are_spread_over_processes() -> None:
+    parts = run(rollout_workers=130).parts
+    assert (parts.processes, parts.episodes.workers) == (3, 44)
+    assert run(rollout_workers=130, rollout_processes=1).parts.episodes.workers == 130
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sync": "fuly-async"}, "invalid sync 'fuly-async'; expected one of 'sync', 'batch-async', 'fully-async'"),
+        ({"stale": "ignore"}, "invalid stale 'ignore'; expected one of"),
+        ({"stale": "keep"}, "invalid stale policy 'keep' with sync mode 'sync'"),
+        ({"episode": "row"}, "invalid episode 'row'; expected one of 'sample', 'group'"),
+        ({"rollout": not_async}, "expected an async function, async def solve(task, llm)"),
+        ({"rollout_workers": 0}, "invalid rollout_workers 0: expected 1 or more"),
+        ({"rollout_processes": 65}, "invalid rollout_processes 65: expected 1 to rollout_workers (64)"),
+        ({"resources": {"servers": None}}, "invalid key 'servers' of resources; expected trainer, server or rollout"),
+        ({"data": []}, "the iterable has no rows"),
+    ],
+)
+def test_an_invalid_setting_is_refused_with_what_would_do(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=re.escape(message)):
+        run(**options)
+
+
+def test_the_facts_of_a_run_are_those_that_a_checkpoint_must_have() -> None:
+    facts = run().parts.facts
+    assert facts == run(sync="fully-async").parts.facts
+    for options in ({"data": [{"prompt": "other"}] * 5}, {"model": rl.TinyLlama(seed=1)}, {"seed": 1}):
+        assert run(**options).parts.facts != facts

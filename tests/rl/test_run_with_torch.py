@@ -1,0 +1,170 @@
+"""Runs of real processes with torch: they learn, collect, and continue when one of their processes is killed."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from fray import rl
+from fray.errors import InvalidRequest
+from fray.rl.checkpoint import latest_checkpoint
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch: make test-rl"),
+]
+ROWS = [{"prompt": f"{''.join(digits)}>"} for digits in itertools.product("0123456789", repeat=2)]
+MODEL = rl.TinyLlama(layers=1, width=16, mlp=32)
+NAMES = {
+    "rollout": "fray:RolloutPro",
+    "server": "fray:InferenceS",
+    "trainer": "fray:TrainerPro",
+    "pool": "fray:rl-main",
+}
+"""Titles of the processes of a run, as the kernel cuts them."""
+
+
+async def first_is_1(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
+    reply = await llm.completion(task["prompt"], max_tokens=2)
+    return rl.score(reply, reward=float(reply.text.startswith("1")))
+
+
+async def two_turns(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
+    first = await llm.completion(task["prompt"], max_tokens=2, ignore_eos=True)
+    second = await llm.completion([*first.prompt_ids, *first.token_ids, 0], max_tokens=2, ignore_eos=True)
+    return rl.score(second, reward=1.0)
+
+
+async def always_fails(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
+    raise KeyError("answer")
+
+
+async def hangs(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
+    await trio.sleep_forever()
+    raise AssertionError
+
+
+def run(steps: int, **options: Any) -> rl.Run:
+    settings: dict[str, Any] = {
+        "model": MODEL,
+        "data": ROWS,
+        "rollout": first_is_1,
+        "trainer": rl.GRPO(groups=8, group_size=4, lr=1e-2, steps=steps),
+        "rollout_workers": 32,
+        "progress": False,
+    }
+    return rl.Run(**settings | options)
+
+
+def processes(title: str) -> list[int]:
+    """Return the processes below this one that have a title."""
+    found, parents = [], {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            comm, rest = (path / "stat").read_text().split("(", 1)[1].rsplit(")", 1)
+        except OSError:
+            continue
+        parents[int(path.name)] = int(rest.split()[1])
+        if comm == title:
+            found.append(int(path.name))
+
+    def is_below(pid: int) -> bool:
+        while pid in parents and pid != os.getpid():
+            pid = parents[pid]
+        return pid == os.getpid()
+
+    return [pid for pid in found if is_below(pid)]
+
+
+@pytest.mark.parametrize("sync", ["sync", "batch-async", "fully-async"])
+def test_a_run_learns_and_every_sample_is_accounted_for(sync: str) -> None:
+    result = trio.run(run(12, sync=sync).main)
+    rewards = [step["reward_mean"] for step in result.steps]
+    assert [step["step"] for step in result.steps] == list(range(1, 13))
+    assert sum(rewards[-3:]) > sum(rewards[:3])
+    status = result.status
+    assert status is not None
+    assert status.trained == 12 * 32
+    assert status.issued == status.trained + status.open + sum(status.dropped.values())
+    assert (status.version.number, status.waits_for) == (12, "the run is done")
+
+
+@pytest.mark.parametrize("role", list(NAMES))
+def test_a_run_continues_when_one_of_its_processes_is_killed(role: str, tmp_path: Path) -> None:
+    killed: list[int] = []
+
+    def kill(metrics: dict[str, float]) -> None:
+        if metrics["step"] == 5 and not killed:
+            killed.extend(processes(NAMES[role]))
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+
+    result = trio.run(run(12, output=tmp_path, save_every=3, on_step=kill, inference_servers=2).main)
+    assert len(killed) == (2 if role == "server" else 1)
+    assert [step["step"] for step in result.steps] == list(range(1, 13))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 13))
+    incarnations = [int(line["line"]) for line in lines]
+    assert incarnations == ([0] * 3 + [1] * 9 if role == "trainer" else [0] * 12)
+    status = result.status
+    assert status is not None
+    assert status.trained == 12 * 32
+    assert status.issued == status.trained + status.open + sum(status.dropped.values())
+    checkpoint = latest_checkpoint(tmp_path / "checkpoints")
+    assert checkpoint is not None
+    assert checkpoint.step == 12
+
+
+def test_a_driver_that_was_killed_leaves_nothing_and_the_next_one_continues(tmp_path: Path) -> None:
+    program = Path(__file__).parents[2] / "examples" / "rl_digits.py"
+    command = [sys.executable, str(program), "--steps", "9", "--groups", "--save-every", "2", "--output", str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as first:
+        assert first.stderr is not None
+        for line in first.stderr:
+            if "step 5/9" in line:
+                break
+        first.kill()
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
+    assert "continues after step 4" in done.stderr
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 10))
+
+
+def test_a_run_of_other_data_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    trio.run(run(1, output=tmp_path).main)
+    with pytest.raises(InvalidRequest, match=r"cannot continue from .*global_step_1: data is '.*', and was '.*'"):
+        trio.run(run(2, output=tmp_path, data=ROWS[:50]).main)
+
+
+def test_rollouts_are_collected_with_all_their_turns(tmp_path: Path) -> None:
+    collecting = run(1, trainer=None, samples_per_row=2, rollout=two_turns, data=ROWS[:3], output=tmp_path)
+    result = trio.run(collecting.main)
+    assert len(result.trajectories) == 6
+    for trajectory in result.trajectories:
+        assert trajectory["loss_mask"] == [0, 0, 0, 1, 1, 0, 1, 1]
+        assert len(trajectory["tokens"]) == len(trajectory["logprobs"]) == 8
+    assert len((tmp_path / "rollouts.jsonl").read_text().splitlines()) == 6
+
+
+def test_episodes_that_fail_are_dropped_with_their_reason_and_the_error_is_shown() -> None:
+    result = trio.run(run(1, trainer=None, rollout=always_fails, data=ROWS[:2], max_attempts=2).main)
+    assert result.status is not None
+    assert (result.status.dropped, result.status.repeated) == ({"KeyError": 2}, {"KeyError": 2})
+    assert "KeyError: 'answer'" in result.status.last_failure
+    assert "always_fails" in result.status.last_failure
+
+
+def test_episodes_that_do_not_end_are_cancelled() -> None:
+    result = trio.run(run(1, trainer=None, rollout=hangs, data=ROWS[:2], max_attempts=1, rollout_timeout_s=0.2).main)
+    assert result.status is not None
+    assert result.status.dropped == {"timeout": 2}
