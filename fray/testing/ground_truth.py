@@ -111,6 +111,8 @@ class GroundTruth:
     breaches: list[Violation] = Factory(list)
     gangs: dict[tuple[JobId, int], tuple[GangMember, ...]] = Factory(dict)
     """Peers as reported to the first member of each generation."""
+    repeatable: set[str] = Factory(set)
+    """Tokens that one incarnation may execute several times, by the word of their author."""
     unhealthy: set[AttemptId] = Factory(set)
     """Attempts whose health checks fail."""
     printed: Counter[AttemptId] = Factory(Counter)
@@ -315,7 +317,7 @@ class GroundTruth:
             return run
         self._check_not_replaced(run)
         earlier = self.runs.setdefault(token, [])
-        if any(other.incarnation == incarnation for other in earlier):
+        if token not in self.repeatable and any(other.incarnation == incarnation for other in earlier):
             self.breach("P4", f"{token} was executed twice by {incarnation}")
         earlier.append(run)
         self.open_runs[id(run)] = run

@@ -83,6 +83,8 @@ class Freezer:
         self._network = network
         self._frozen: dict[str, list[Any]] = {}
         self._stopped = stopped
+        self.thawed_at: dict[str, float] = {}
+        """Time at which each machine was continued last: what it does late by then, it could not do sooner."""
 
     def freeze(self, machine: str) -> None:
         """Stop a machine like SIGSTOP to every process."""
@@ -94,6 +96,8 @@ class Freezer:
         """Continue a machine like SIGCONT: wake-ups of the meantime are delivered, late."""
         self._stopped.discard(machine)
         self._network.resume(machine)
+        if machine in self._frozen:
+            self.thawed_at[machine] = trio.current_time()
         for task in self._frozen.pop(machine, ()):
             task._runner.runq.append(task)
 

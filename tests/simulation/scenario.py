@@ -125,6 +125,12 @@ class _OperationContext:
         if not self.driver.killed:
             self.scenario.cancelled[token] = trio.current_time()
 
+    def repeatable(self, token: str) -> None:
+        self.scenario.truth.repeatable.add(token)
+
+    def continued_at(self) -> float:
+        return self.scenario.sim.freezer.thawed_at.get(self.driver.name, 0.0)
+
     def runs(self, token: str) -> int:
         return self.scenario.truth.times_run(token)
 
@@ -166,6 +172,8 @@ class Scenario:
     gone_within_s: float = GONE_WITHIN_S
     steps: int = 0
     decided: CommittedOutcomes = Factory(CommittedOutcomes)
+    _cut_short: set[str] = Factory(set)
+    """Tokens of acts that were cancelled because their driver leaves."""
     _driven: trio.Event = Factory(trio.Event)
     _drivers: dict[int, DriverProcess] = Factory(dict)
     _leaving: dict[str, str] = Factory(dict)
@@ -317,6 +325,18 @@ class Scenario:
                 nursery.cancel_scope.deadline = trio.current_time() + LEAVE_S
             if self._leaving.get(driver.name) == "fails":
                 raise Boom(driver.name)
+        await self._end_jobs_of_cut_acts(driver, cluster)
+
+    async def _end_jobs_of_cut_acts(self, driver: DriverProcess, cluster: Cluster) -> None:
+        """End what cancelled acts have launched: a driver that leaves in order waits for its jobs, and some run until
+        they are ended."""
+        cut = [job_id for job_id, token in self.accepted.items() if token in self._cut_short]
+        for job_id in cut:
+            if self.truth.owners.get(job_id) != driver.session:
+                continue  # detached, or of another driver
+            job = await cluster.get_job(job_id)
+            await job.terminate()
+            self.doomed.setdefault(job.name, (trio.current_time(), driver.name))
 
     async def _act(self, planned: PlannedAct, driver: DriverProcess, cluster: Cluster, desk: DriverState) -> None:
         token, began = f"a{planned.number}", trio.current_time()
@@ -328,6 +348,7 @@ class Scenario:
             self.acts[planned.kind] += 1
         except BaseException as error:  # sorted out there
             if carries_cancelled(error) or driver.killed:
+                self._cut_short.add(token)
                 raise
             text = self._classify_error(error, began, f"{planned.kind} {token}")
         finally:

@@ -216,6 +216,10 @@ class NodeConnection:
             self._ended_by_peer = trio.Event()
             connections = self.channel.stats.connections
             await trio.sleep(DIALED_AGAIN_S)
+            if self.channel.error is not None:
+                # The silence of this channel is reported (`on_end`). By now the node may have another channel, whose
+                # connection is fine: a report from here would make it suspect with no event that ends that.
+                return
             is_back = not self._lost or self.channel.stats.connections != connections
             if not (is_back or self._is_dead or self.superseded):
                 silent = NodeSilent(node=self.node, incarnation=self.incarnation, has_answered=True)

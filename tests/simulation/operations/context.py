@@ -83,6 +83,12 @@ class OperationContext(Protocol):
     def over_soon(self, token: str) -> None:
         """Record that executions of this token were cancelled: none may last much longer."""
 
+    def repeatable(self, token: str) -> None:
+        """Record that the author allows executions of this token to be repeated, also by one incarnation."""
+
+    def continued_at(self) -> float:
+        """Return when the driver was continued after it had been stopped; 0.0 if it never was."""
+
     def runs(self, token: str) -> int:
         """Return how often it was executed, by the ground truth."""
 

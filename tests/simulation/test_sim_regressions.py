@@ -1,0 +1,38 @@
+"""Violations that random scenarios have found, each as the smallest scenario that showed it.
+
+A comment names the seed and the cause; the table of `docs/reliability.md` has them all.
+"""
+
+from __future__ import annotations
+
+from tests.simulation.run import run_seed, summary
+from tests.simulation.scenario_plans import ScenarioPlan, direct_plan
+
+
+def assert_holds(plan: ScenarioPlan, seed: int = 0) -> None:
+    result = run_seed(seed, plan=plan)
+    assert not result.breaches, summary(result)
+    assert result.faults.total() == len(plan.faults), summary(result)
+
+
+def test_a_node_that_continues_right_after_its_channel_has_ended_stays_alive() -> None:
+    # Seeds 20011, 20086; a defect of the controller: the handler of the ended channel reported the node silent while
+    # the next channel was connected, and nothing made it alive again.
+    assert_holds(direct_plan(["make an actor"], [(12.0, "stop machine", 82.5)], machines=2))
+
+
+def test_a_repeatable_call_may_run_twice_in_an_incarnation_that_was_silent_for_long() -> None:
+    # Seeds 20006, 20054; a defect of the simulator: it expected one execution for each incarnation.
+    acts = ["make an actor", "make an actor", *["repeatable call"] * 10]
+    assert_holds(direct_plan(acts, [(4.5, "stop machine", 100.0)], machines=2))
+
+
+def test_lateness_after_a_deadline_does_not_include_the_time_in_which_the_driver_was_stopped() -> None:
+    # Seed 20167; a defect of the simulator.
+    acts = ["make an actor", "make an actor", *["call with deadline"] * 3]
+    assert_holds(direct_plan(acts, [(4.5, "stop driver", 40.0)], machines=2), seed=1)
+
+
+def test_a_driver_that_leaves_ends_the_jobs_of_its_cancelled_acts() -> None:
+    # Seeds 5092, 20134; a defect of the simulator: nothing ended these jobs, and the driver rightly waited for them.
+    assert_holds(direct_plan(["kept units"] * 12, [(8.0, "driver leaves", 0.1)], machines=2), seed=1)
