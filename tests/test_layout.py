@@ -7,6 +7,7 @@ of a package may be.
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -529,6 +530,12 @@ def test_each_package_says_what_lives_where() -> None:
         if len(lines) not in MAP_LINES:
             found.append(f"{path.relative_to(ROOT)}: {len(lines)} lines")
     assert not found, "\n" + "\n".join(found)
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    # Folders of tests are not packages: pytest imports each file by its name alone.
+    names = Counter(path.name for path in TESTS.rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 def test_the_tests_mirror_the_package() -> None:
