@@ -335,7 +335,7 @@ def test_the_penalty_in_the_reward_lowers_the_reward_by_the_divergence_of_all_to
 
 def test_an_adaptive_penalty_grows_while_the_policy_is_far_from_the_reference() -> None:
     lm = tiny_model()
-    trainer = PolicyTrainer(lm, GRPO(lr=1e-2, kl=KlPenalty(0.1, "low_var_kl", target=1e-4, horizon=100)))
+    trainer = PolicyTrainer(lm, GRPO(2, 4, lr=1e-2, kl=KlPenalty(0.1, "low_var_kl", target=1e-4, horizon=100)))
     with torch.no_grad():
         lm.model.lm_head.weight[3] += 0.4
     used = [trainer.update(trajectories_of(lm, seed=seed))["kl_coefficient"] for seed in range(3)]

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.torch
 def test_continuing_from_a_save_is_bit_for_bit_as_without_a_stop(advantage: str, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     penalty = KlPenalty(0.1, "mse", target=1e-3, horizon=50)
-    choices = GRPO(lr=1e-2, warmup_steps=4, minibatches=3, advantage=advantage, kl=penalty)
+    choices = GRPO(2, 4, lr=1e-2, warmup_steps=4, minibatches=3, advantage=advantage, kl=penalty)
     batches = [trajectories_of(tiny_model(), seed=seed) for seed in range(5)]
     straight = PolicyTrainer(tiny_model(dtype="float32"), choices)
     for batch in batches[:2]:
