@@ -60,6 +60,11 @@ settings.register_profile("random", deadline=None, print_blob=True)
 def unchanged_log() -> Iterator[None]:
     """Restore the logger that ``main`` of a daemon, called in this process, sends to standard error alone."""
     logger = logging.getLogger("fray")
+    # A library that configures logging, as `logging.config` does by default, disables the loggers that exist.
+    logging.disable(logging.NOTSET)
+    for name, each in logging.root.manager.loggerDict.items():
+        if name.partition(".")[0] == "fray" and isinstance(each, logging.Logger):
+            each.disabled = False
     before = logger.handlers[:], logger.level, logger.propagate
     yield
     logger.handlers[:], logger.level, logger.propagate = before

@@ -693,6 +693,8 @@ async def test_a_node_whose_machine_ends_its_connection_is_suspect_within_two_se
     """Kill `fray-node` alone: the kernel of its machine closes its connections, and nothing dials again."""
     async with stage() as cluster:
         node = await cluster.node("n1")
+        # The node has its answer before the controller has begun to watch the connection.
+        await trio.testing.wait_all_tasks_blocked()
         row = cluster.controller.gateway._context.state.nodes["n1"]
         cluster.network._rejected.add(("n1", "controller"))
         node.channel._connection.transport.abort()
