@@ -313,10 +313,9 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "rl": (
         ("core", "data", "model_spec", "nexrl_types", "weights_table"),
-        ("checkpoint", "inference.requests", "journal_file", "train"),
+        ("checkpoint", "inference.requests", "journal_file", "tokenizers", "train"),
         ("tensors",),
         ("inference", "messages"),
-        ("tokenizers",),
         ("coordinator", "rollout", "trainer_process"),
         ("controller",),
         ("run",),

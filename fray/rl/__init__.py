@@ -4,9 +4,9 @@ Upwards, each may import those above it:
 
 - `core`: what decides, without torch, Trio, clocks and files; a simulation with faults runs the same code.
 - `nexrl_types`, `model_spec`, `weights_table`, `train`, `data`: values and settings.
-- `journal_file`, `checkpoint`: files of a run.
+- `journal_file`, `checkpoint`: files of a run. `tokenizers`: texts as tokens.
 - `tensors`: losses, models, engine and trainer; the only folder that imports torch.
-- `inference`: servers and their client. `tokenizers`: texts as tokens. `messages`: between the parts of a run.
+- `inference`: servers and their client. `messages`: between the parts of a run.
 - `rollout`, `coordinator`, `trainer_process`: the actors. `controller`: the scope that owns them.
 - `run`: settings and results of a run.
 

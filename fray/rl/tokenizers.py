@@ -1,4 +1,4 @@
-"""Tokenizers of rollout processes, which load no torch: of characters, or of a Hugging Face model by `tokenizers`.
+"""Tokenizers: of characters, or of a Hugging Face model by `tokenizers`, for rollout processes, which load no torch.
 
 The one module of `fray.rl` that imports tokenizers, huggingface_hub and jinja2, each when a model needs it.
 """
@@ -6,18 +6,50 @@ The one module of `fray.rl` that imports tokenizers, huggingface_hub and jinja2,
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fray.errors import InvalidRequest
-from fray.rl.inference.client import ClientTokenizer
-from fray.rl.model_spec import ModelSpec, TinyLlama
+from fray.rl.model_spec import CharTokenizer, ModelSpec, TinyLlama
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+CHAR_FILE = "fray_char_tokenizer.json"
+"""File of a saved model's directory that says which characters its tokens are."""
 
 
-def load_tokenizer(model: ModelSpec) -> ClientTokenizer:
+class Tokenizer(Protocol):
+    """Texts to tokens and back."""
+
+    @property
+    def eos_id(self) -> int:
+        """Token that ends a text."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text, without any before or after it."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens."""
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        """Return the tokens of a conversation, up to where the assistant's next message begins."""
+
+
+def save_char_tokenizer(tokenizer: CharTokenizer, directory: str | Path) -> None:
+    """Write a tokenizer of characters into the directory of its model."""
+    of_chars = {"chars": tokenizer.chars, "eos": tokenizer.eos}
+    Path(directory, CHAR_FILE).write_text(json.dumps(of_chars))
+
+
+def saved_char_tokenizer(directory: str | Path) -> CharTokenizer | None:
+    """Return the tokenizer that `save_char_tokenizer` wrote; None if the model has another."""
+    path = Path(directory, CHAR_FILE)
+    return CharTokenizer(**json.loads(path.read_text())) if path.is_file() else None
+
+
+def load_tokenizer(model: ModelSpec) -> Tokenizer:
     """Return the tokenizer of a model.
 
     Args:
@@ -28,11 +60,11 @@ def load_tokenizer(model: ModelSpec) -> ClientTokenizer:
     """
     if isinstance(model, TinyLlama):
         return model.tokenizer
-    return FileTokenizer(_files_of(model))
+    return saved_char_tokenizer(model) or FileTokenizer(_files_of(model))
 
 
 class FileTokenizer:
-    """ClientTokenizer of ``tokenizer.json`` and ``tokenizer_config.json``.
+    """`Tokenizer` of ``tokenizer.json`` and ``tokenizer_config.json``.
 
     Args:
         files: by the names of `FILES`; those that the model lacks are left out.
@@ -57,9 +89,9 @@ class FileTokenizer:
         return -1 if found is None else int(found)
 
     def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text).ids)
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def apply_chat_template(
@@ -75,7 +107,7 @@ class FileTokenizer:
         text = environment.from_string(self._template).render(
             messages=messages, tools=tools, add_generation_prompt=True, eos_token=self._eos, bos_token=self._bos
         )
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self.encode(text)
 
 
 def _refuse(message: str) -> None:

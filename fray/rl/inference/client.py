@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from attrs import field, fields, frozen
 
 from fray.model.text import near_text
 from fray.rl.core.versions import Segment
 from fray.rl.inference.requests import Completion, FinishReason, GenerateRequest, Sampling
-
-
-class ClientTokenizer(Protocol):
-    """Texts and conversations as ids of tokens, and back."""
-
-    @property
-    def eos_id(self) -> int: ...
-    def encode(self, text: str) -> list[int]: ...
-    def decode(self, ids: Sequence[int]) -> str: ...
-    def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
-    ) -> list[int]: ...
+from fray.rl.tokenizers import Tokenizer
 
 
 @frozen(eq=False)
@@ -68,9 +57,7 @@ class LLM:
         tokenizer: of the model.
     """
 
-    def __init__(
-        self, send: Callable[[GenerateRequest], Awaitable[list[Completion]]], tokenizer: ClientTokenizer
-    ) -> None:
+    def __init__(self, send: Callable[[GenerateRequest], Awaitable[list[Completion]]], tokenizer: Tokenizer) -> None:
         self._send, self._tokenizer = send, tokenizer
         self._turns: list[_Turn] = []
         self.replies: list[ModelReply] = []
@@ -131,9 +118,7 @@ class LLM:
         return tuple(whole)
 
 
-def continued(
-    whole: Sequence[int], before: Sequence[int], reply: ModelReply, tokenizer: ClientTokenizer
-) -> list[int] | None:
+def continued(whole: Sequence[int], before: Sequence[int], reply: ModelReply, tokenizer: Tokenizer) -> list[int] | None:
     """Return the tokens of a conversation that follow those of a reply; None if the chat template does not tell.
 
     Args:
@@ -164,7 +149,7 @@ def sampling_of(values: Mapping[str, Any]) -> Sampling:
     return Sampling(**values)
 
 
-def reply_of(completion: Completion, prompt: tuple[int, ...], tokenizer: ClientTokenizer) -> ModelReply:
+def reply_of(completion: Completion, prompt: tuple[int, ...], tokenizer: Tokenizer) -> ModelReply:
     """Return the reply that a completion is."""
     text = text_of(completion, tokenizer)
     return ModelReply(
@@ -172,7 +157,7 @@ def reply_of(completion: Completion, prompt: tuple[int, ...], tokenizer: ClientT
     )
 
 
-def text_of(completion: Completion, tokenizer: ClientTokenizer) -> str:
+def text_of(completion: Completion, tokenizer: Tokenizer) -> str:
     """Return the text of a completion, without the token or string that ended it."""
     ids, by = completion.token_ids, completion.stopped_by
     text = tokenizer.decode(ids[:-1] if isinstance(by, int) else ids)

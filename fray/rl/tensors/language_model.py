@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,37 +11,19 @@ import transformers
 from attrs import frozen
 
 from fray.rl.model_spec import CharTokenizer, ModelSpec, TinyLlama
-
-CHAR_TOKENIZER_FILE = "fray_char_tokenizer.json"
-"""File of a saved model's directory that says which characters its tokens are."""
+from fray.rl.tokenizers import Tokenizer, save_char_tokenizer, saved_char_tokenizer
 
 
-class Tokenizer(Protocol):
-    """Texts to tokens and back."""
+class PaddingTokenizer(Tokenizer, Protocol):
+    """`Tokenizer` with a token for the places of tensors where no token is."""
 
     @property
-    def eos_id(self) -> int:
-        """Token that ends a text."""
-
-    @property
-    def pad_id(self) -> int:
-        """Token that fills tensors where no token is."""
-
-    def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text, without any before or after it."""
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens."""
-
-    def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
-    ) -> list[int]:
-        """Return the tokens of a conversation, up to where the assistant's next message begins."""
+    def pad_id(self) -> int: ...
 
 
 @frozen(eq=False)
 class HuggingFaceTokenizer:
-    """`Tokenizer` of a model's directory; special tokens are left out of texts."""
+    """`PaddingTokenizer` of a model's directory; special tokens are left out of texts."""
 
     inner: Any
     name: str
@@ -91,7 +72,7 @@ class LanguageModel:
     """
 
     model: Any
-    tokenizer: Tokenizer
+    tokenizer: PaddingTokenizer
     max_length: int
     end_ids: frozenset[int]
 
@@ -110,8 +91,7 @@ class LanguageModel:
         if isinstance(self.tokenizer, HuggingFaceTokenizer):
             self.tokenizer.inner.save_pretrained(directory)
         elif isinstance(self.tokenizer, CharTokenizer):
-            of_chars = {"chars": self.tokenizer.chars, "eos": self.tokenizer.eos}
-            Path(directory, CHAR_TOKENIZER_FILE).write_text(json.dumps(of_chars))
+            save_char_tokenizer(self.tokenizer, directory)
 
 
 def load_model(spec: ModelSpec, dtype: str = "float32", device: str = "cpu") -> LanguageModel:
@@ -129,16 +109,14 @@ def load_model(spec: ModelSpec, dtype: str = "float32", device: str = "cpu") -> 
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
     if dtype not in dtypes:
         raise ValueError(f"dtype={dtype!r}: expected one of {', '.join(dtypes)}")
-    tokenizer: Tokenizer
+    tokenizer: PaddingTokenizer
     if isinstance(spec, TinyLlama):
         model, tokenizer = _tiny_llama(spec), spec.tokenizer
     else:
         model = transformers.AutoModelForCausalLM.from_pretrained(spec, dtype=torch.float32)
-        of_chars = Path(spec, CHAR_TOKENIZER_FILE)
-        if of_chars.is_file():
-            tokenizer = CharTokenizer(**json.loads(of_chars.read_text()))
-        else:
-            tokenizer = HuggingFaceTokenizer(transformers.AutoTokenizer.from_pretrained(spec), str(spec))
+        tokenizer = saved_char_tokenizer(spec) or HuggingFaceTokenizer(
+            transformers.AutoTokenizer.from_pretrained(spec), str(spec)
+        )
     model = model.to(device=device, dtype=dtypes[dtype]).eval()
     return LanguageModel(model, tokenizer, int(model.config.max_position_embeddings), _end_ids(model, tokenizer))
 
@@ -174,7 +152,7 @@ def _tiny_llama(spec: TinyLlama) -> Any:
         return transformers.LlamaForCausalLM(config)
 
 
-def _end_ids(model: Any, tokenizer: Tokenizer) -> frozenset[int]:
+def _end_ids(model: Any, tokenizer: PaddingTokenizer) -> frozenset[int]:
     """Return the tokens that end a response: the tokenizer's, and those of the model's configuration."""
     listed = getattr(model.generation_config, "eos_token_id", None)
     more = listed if isinstance(listed, list) else [] if listed is None else [listed]

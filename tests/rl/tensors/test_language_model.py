@@ -12,7 +12,8 @@ import tokenizers  # noqa: E402
 import transformers  # noqa: E402
 
 from fray.rl.model_spec import TinyLlama  # noqa: E402
-from fray.rl.tensors.language_model import load_model  # noqa: E402
+from fray.rl.tensors.language_model import HuggingFaceTokenizer, load_model  # noqa: E402
+from fray.rl.tokenizers import load_tokenizer  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -77,6 +78,31 @@ def test_a_directory_of_hugging_face_has_its_tokenizer_template_and_all_end_toke
     assert loaded.tokenizer.decode([5, 6, 1]) == "hi ho"
     assert (loaded.tokenizer.eos_id, loaded.tokenizer.pad_id) == (1, 1)
     assert loaded.tokenizer.apply_chat_template([{"role": "user", "content": "hi"}]) == [3, 5, 4]
+
+
+def test_a_tokenizer_without_transformers_is_that_of_the_model(tmp_path: Path) -> None:
+    words = {word: number for number, word in enumerate(["<unk>", "<end>", "<start>", "user", "assistant", "hi", "ho"])}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    inner.post_processor = tokenizers.processors.TemplateProcessing("<start> $A", special_tokens=[("<start>", 2)])
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, bos_token="<start>", eos_token="<end>", chat_template=TEMPLATE
+    )
+    fast.save_pretrained(tmp_path)
+    with_transformers = HuggingFaceTokenizer(transformers.AutoTokenizer.from_pretrained(tmp_path), "it")
+    without = load_tokenizer(str(tmp_path))
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    for each in (with_transformers, without):
+        assert each.eos_id == 1
+        assert each.encode("hi ho") == [5, 6]
+        assert each.decode([5, 6, 1]) == "hi ho"
+        assert each.apply_chat_template(talk) == [3, 5, 4, 6, 4]
+
+
+def test_a_tokenizer_of_characters_is_found_in_the_directory_of_its_model(tmp_path: Path) -> None:
+    made = load_model(TinyLlama(eos=">"))
+    made.save(tmp_path)
+    assert load_tokenizer(str(tmp_path)) == made.tokenizer
 
 
 def test_an_unknown_dtype_is_refused() -> None:
