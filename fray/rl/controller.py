@@ -189,15 +189,15 @@ class RunController:
         )
         checkpoint = self._checkpoint()
         version: VersionName = await self._ask("version")
-        is_new = checkpoint is None and version == VersionName(0, 0)
+        continues = checkpoint is not None or version != VersionName(0, 0)
         async with monitor(trainer) as events:
             async for event in events:
                 if isinstance(event, Down):
                     if not event.will_restart:
                         raise event.error
-                    is_new = False
+                    continues = True
                     continue
-                if not is_new:
+                if continues:
                     checkpoint = self._checkpoint()
                     path = None if checkpoint is None else checkpoint.path
                     version = await self._ask("rewind", path, version.incarnation)

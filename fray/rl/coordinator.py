@@ -53,7 +53,8 @@ class Coordinator:
         while True:
             await trio.sleep(EXPIRY_PERIOD_S)
             self._state.expire(trio.current_time())
-            self._wake()
+            if self._state.entries:
+                self._wake()
 
     # Rollout processes
 
@@ -65,7 +66,7 @@ class Coordinator:
             while len(grants) < limit:
                 lease = self._state.take_task(worker, trio.current_time())
                 if isinstance(lease, NoTask):
-                    return grants if grants or lease.is_final or self._state.is_done else None
+                    return grants if grants or self._state.is_done else None
                 task = lease.task
                 attempt = self._state.record.attempts[task.task_id]
                 row = self._rows[task.row]
@@ -107,7 +108,7 @@ class Coordinator:
             groups = self._state.record.training or self._state.next_batch()
             if groups is None:
                 return (None,) if self._state.is_done else None
-            # In the order of the tasks, whichever came first: an update is the same when it is repeated.
+            # In the order of the tasks, and not as they came: an update is the same when it is repeated.
             ordered = sorted(groups, key=lambda group: min(sample.task for sample in group.samples))
             contents = tuple(
                 tuple(sample.content for sample in sorted(group.samples, key=lambda one: (one.task, one.run)))

@@ -155,7 +155,8 @@ def _default_spec() -> str | None:
     return "machine" if spec == "local" else spec
 
 
-def _parts_of(run: Run) -> RunParts:
+def _check_settings(run: Run) -> None:
+    """Check what no other part of a run checks. Raises InvalidRequest."""
     if not inspect.iscoroutinefunction(run.rollout):
         raise InvalidRequest(f"invalid rollout {run.rollout!r}: expected an async function, async def solve(task, llm)")
     for name in ("rollout_workers", "inference_servers", "samples_per_row", "max_attempts", "save_every"):
@@ -167,21 +168,25 @@ def _parts_of(run: Run) -> RunParts:
     if unknown := set(run.resources) - {"trainer", "server", "rollout"}:
         raise InvalidRequest(f"invalid key {min(unknown)!r} of resources; expected trainer, server or rollout")
     _choice("episode", run.episode, ("sample", "group"))
+
+
+def _parts_of(run: Run) -> RunParts:
+    _check_settings(run)
     mode = _member(SyncMode, "sync", run.sync)
     stale = _member(StalePolicy, "stale", run.stale)
     rows = load_rows(run.data)
-    is_group = run.episode == "group"
     trainer = run.trainer
-    groups = COLLECTED_ROWS if trainer is None else trainer.groups
-    repeats = run.samples_per_row if trainer is None else trainer.group_size
-    groups = min(groups, len(rows)) if trainer is None else groups
+    if trainer is None:
+        groups, repeats, epochs, steps = min(COLLECTED_ROWS, len(rows)), run.samples_per_row, 1, None
+    else:
+        groups, repeats, epochs, steps = trainer.groups, trainer.group_size, None, trainer.steps
     order = TaskOrder(
         rows=len(rows),
         batch_rows=groups,
         repeats=repeats,
-        epochs=1 if trainer is None else None,
+        epochs=epochs,
         seed=run.seed if run.shuffle else None,
-        whole_groups=is_group,
+        whole_groups=run.episode == "group",
     )
     try:
         plan = RunPlan(
@@ -195,7 +200,7 @@ def _parts_of(run: Run) -> RunParts:
             # An episode that is cancelled at its limit is delivered as failed: the lease is for processes that are
             # frozen or cut off.
             lease_s=run.rollout_timeout_s + 30.0,
-            steps=None if trainer is None else trainer.steps,
+            steps=steps,
         )
     except ValueError as error:
         raise InvalidRequest(str(error)) from None

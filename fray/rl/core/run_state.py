@@ -276,7 +276,7 @@ class RunState:
 
     def has_lease(self, number: str) -> bool:
         """Return whether a lease is open."""
-        return self._leases.get(number) is not None or self._validation_leases.get(number) is not None
+        return self.lease(number) is not None
 
     @property
     def open_samples(self) -> int:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from hashlib import sha256
+from itertools import count
 from typing import Any, TypeAlias
 
 import trio
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 
 from fray.api.actors.current_actor import current_actor
 from fray.api.actors.handle import ActorHandle
-from fray.rl.core.versions import Segment
-from fray.rl.inference.client import LLM
+from fray.rl.inference.client import LLM, ModelReply
 from fray.rl.inference.requests import Completion, GenerateRequest
 from fray.rl.messages import SampleResult, ServerRoute, TaskGrant, TaskResult, repeatable
 from fray.rl.model_spec import ModelSpec
-from fray.rl.rollout.scores import scores_of, trajectory_of
+from fray.rl.rollout.scores import Score, scores_of, trajectory_of
 from fray.rl.rollout.server_choice import ServerChoice
 from fray.rl.tokenizers import load_tokenizer
 from fray.runtime.serialization.pickling import dumps_plain
@@ -38,7 +38,6 @@ class EpisodePlan:
         workers: episodes that run at once.
         timeout_s: limit of one episode, after which it is cancelled.
         seed: of the run; the seed of each request follows from it, the task and the number of the request.
-        key_list: keys of a trajectory by which samples are grouped; empty: by task.
     """
 
     rollout: Episode
@@ -46,7 +45,6 @@ class EpisodePlan:
     workers: int
     timeout_s: float
     seed: int
-    key_list: tuple[str, ...] = field(default=())
 
 
 class RolloutProcess:
@@ -105,7 +103,7 @@ class RolloutProcess:
                 result = await self._plan.rollout(grant.row, llm)
             scores = scores_of(result, grant.samples)
             return TaskResult(
-                grant.lease, tuple(self._sample(grant, run, [one], llm) for run, one in enumerate(scores))
+                grant.lease, tuple(_sample_of(grant, run, one, llm.replies) for run, one in enumerate(scores))
             )
         except trio.TooSlowError:
             return TaskResult(grant.lease, failure="timeout", detail=f"no result after {self._plan.timeout_s:g} s")
@@ -113,34 +111,27 @@ class RolloutProcess:
             text = "".join(traceback.format_exception(error))
             return TaskResult(grant.lease, failure=type(error).__name__, detail=text[-DETAIL_LIMIT_CHARACTERS:])
 
-    def _sample(self, grant: TaskGrant, run: int, scores: Sequence[Any], llm: LLM) -> SampleResult:
-        trajectories = [
-            {"group_id": grant.group_id, "run_id": run, "task_id": grant.task_id, **trajectory_of(one, llm.replies)}
-            for one in scores
-        ]
-        key = tuple(str(trajectories[0][name]) for name in self._plan.key_list) or (grant.group_id,)
-        segments: list[Segment] = [one for trajectory in trajectories for one in trajectory["versions"]]
-        rewards = tuple(trajectory["reward"] for trajectory in trajectories)
-        return SampleResult(tuple(dict.fromkeys(segments)), rewards, key, dumps_plain(trajectories))
+
+def _sample_of(grant: TaskGrant, run: int, one: Score, replies: Sequence[ModelReply]) -> SampleResult:
+    names = {"group_id": grant.group_id, "run_id": run, "task_id": grant.task_id}
+    trajectory = {**names, **trajectory_of(one, replies)}
+    segments = tuple(dict.fromkeys(trajectory["versions"]))
+    return SampleResult(segments, (trajectory["reward"],), (grant.group_id,), dumps_plain([trajectory]))
 
 
-@frozen
 class _Requests:
     """Requests of one attempt: numbers them, and gives each a seed."""
 
-    grant: TaskGrant
-    seed: int
-    servers: ServerChoice
-    sent: list[int] = field(factory=list)
+    def __init__(self, grant: TaskGrant, seed: int, servers: ServerChoice) -> None:
+        self._grant, self._seed, self._servers = grant, seed, servers
+        self._numbers = count()
 
     async def send(self, request: GenerateRequest) -> list[Completion]:
-        number = len(self.sent)
-        self.sent.append(number)
-        name = f"{self.grant.task_id}/{self.grant.attempt}/{number}"
+        name = f"{self._grant.task_id}/{self._grant.attempt}/{next(self._numbers)}"
         if request.sampling.seed is None:
-            digest = sha256(f"{self.seed}/{name}".encode()).digest()
+            digest = sha256(f"{self._seed}/{name}".encode()).digest()
             request = evolve(request, sampling=evolve(request.sampling, seed=int.from_bytes(digest[:6], "big")))
-        return await self.servers.send(evolve(request, request_id=f"{self.grant.lease}/{name}"))
+        return await self._servers.send(evolve(request, request_id=f"{self._grant.lease}/{name}"))
 
 
 async def _generate(route: ServerRoute, request: GenerateRequest) -> list[Completion]:
