@@ -4,7 +4,7 @@ Upwards, each may import those above it:
 
 - `core`: what decides, without torch, Trio, clocks and files; a simulation with faults runs the same code.
 - `nexrl_types`, `model_spec`, `weights_table`, `train`, `data`: values and settings.
-- `journal_file`, `checkpoint`: files of a run. `tokenizers`: texts as tokens.
+- `journal_file`, `checkpoint`: files of a run. `tokenizers`: texts as tokens. `nexrl`: components of NexRL's guide.
 - `tensors`: losses, models, engine and trainer; the only folder that imports torch.
 - `inference`: servers and their client. `messages`: between the parts of a run.
 - `rollout`, `coordinator`, `trainer_process`: the actors. `controller`: the scope that owns them.
@@ -21,35 +21,66 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fray.rl.inference.client import LLM, ModelReply
     from fray.rl.model_spec import TinyLlama
+    from fray.rl.nexrl.activity_tracker import ActivityTracker, ActivityTrackerProxy
+    from fray.rl.nexrl.error_reporter import ErrorInfo, ErrorReporter, ErrorSeverity
+    from fray.rl.nexrl.execution import execute, execute_async, set_logging_basic_config
+    from fray.rl.nexrl.nexrl_module import NexRLModule
+    from fray.rl.nexrl_types import Batch, ModelTag, NexRLRole, Trajectory
     from fray.rl.rollout.scores import Score, score
     from fray.rl.run import Run, RunResult
     from fray.rl.train.settings import GRPO, KlPenalty, OffPolicyCorrection
 
 _MODULES = {
+    "ActivityTracker": "nexrl.activity_tracker",
+    "ActivityTrackerProxy": "nexrl.activity_tracker",
+    "Batch": "nexrl_types",
+    "ErrorInfo": "nexrl.error_reporter",
+    "ErrorReporter": "nexrl.error_reporter",
+    "ErrorSeverity": "nexrl.error_reporter",
     "GRPO": "train.settings",
     "KlPenalty": "train.settings",
     "LLM": "inference.client",
-    "OffPolicyCorrection": "train.settings",
     "ModelReply": "inference.client",
+    "ModelTag": "nexrl_types",
+    "NexRLModule": "nexrl.nexrl_module",
+    "NexRLRole": "nexrl_types",
+    "OffPolicyCorrection": "train.settings",
     "Run": "run",
     "RunResult": "run",
     "Score": "rollout.scores",
     "TinyLlama": "model_spec",
+    "Trajectory": "nexrl_types",
+    "execute": "nexrl.execution",
+    "execute_async": "nexrl.execution",
     "score": "rollout.scores",
+    "set_logging_basic_config": "nexrl.execution",
 }
 """Module of each public name, in `fray.rl`."""
 
 __all__ = [
     "GRPO",
     "LLM",
+    "ActivityTracker",
+    "ActivityTrackerProxy",
+    "Batch",
+    "ErrorInfo",
+    "ErrorReporter",
+    "ErrorSeverity",
     "KlPenalty",
     "ModelReply",
+    "ModelTag",
+    "NexRLModule",
+    "NexRLRole",
     "OffPolicyCorrection",
     "Run",
     "RunResult",
     "Score",
     "TinyLlama",
+    "Trajectory",
+    "execute",
+    "execute_async",
     "score",
+    "set_logging_basic_config",
 ]
 
 

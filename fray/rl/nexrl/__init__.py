@@ -1,0 +1,8 @@
+"""Components of NexRL's developer guide, by its names. See docs/from-nexrl.md.
+
+They are faces: what a run does is decided in `fray.rl.core` and done by `fray.rl.controller`. Upwards:
+
+- `error_reporter`, `execution`: errors of modules, and calls of a method here or of an actor.
+- `activity_tracker`: work in progress, health of modules, metrics.
+- `nexrl_module`: the base class of all components.
+"""
