@@ -22,9 +22,17 @@ if TYPE_CHECKING:
     from fray.rl.inference.client import LLM, ModelReply
     from fray.rl.model_spec import TinyLlama
     from fray.rl.nexrl.activity_tracker import ActivityTracker, ActivityTrackerProxy
+    from fray.rl.nexrl.data_loader import BaseDataLoader
     from fray.rl.nexrl.error_reporter import ErrorInfo, ErrorReporter, ErrorSeverity
     from fray.rl.nexrl.execution import execute, execute_async, set_logging_basic_config
     from fray.rl.nexrl.nexrl_module import NexRLModule
+    from fray.rl.nexrl.trajectory_pool import (
+        GroupedTrajectoryStore,
+        HierarchicalTrajectoryStore,
+        SimpleTrajectoryStore,
+        TrajectoryPool,
+        TrajectoryPoolInstance,
+    )
     from fray.rl.nexrl_types import Batch, ModelTag, NexRLRole, Trajectory
     from fray.rl.rollout.scores import Score, score
     from fray.rl.run import Run, RunResult
@@ -33,11 +41,14 @@ if TYPE_CHECKING:
 _MODULES = {
     "ActivityTracker": "nexrl.activity_tracker",
     "ActivityTrackerProxy": "nexrl.activity_tracker",
+    "BaseDataLoader": "nexrl.data_loader",
     "Batch": "nexrl_types",
     "ErrorInfo": "nexrl.error_reporter",
     "ErrorReporter": "nexrl.error_reporter",
     "ErrorSeverity": "nexrl.error_reporter",
     "GRPO": "train.settings",
+    "GroupedTrajectoryStore": "nexrl.trajectory_pool",
+    "HierarchicalTrajectoryStore": "nexrl.trajectory_pool",
     "KlPenalty": "train.settings",
     "LLM": "inference.client",
     "ModelReply": "inference.client",
@@ -48,8 +59,11 @@ _MODULES = {
     "Run": "run",
     "RunResult": "run",
     "Score": "rollout.scores",
+    "SimpleTrajectoryStore": "nexrl.trajectory_pool",
     "TinyLlama": "model_spec",
     "Trajectory": "nexrl_types",
+    "TrajectoryPool": "nexrl.trajectory_pool",
+    "TrajectoryPoolInstance": "nexrl.trajectory_pool",
     "execute": "nexrl.execution",
     "execute_async": "nexrl.execution",
     "score": "rollout.scores",
@@ -62,10 +76,13 @@ __all__ = [
     "LLM",
     "ActivityTracker",
     "ActivityTrackerProxy",
+    "BaseDataLoader",
     "Batch",
     "ErrorInfo",
     "ErrorReporter",
     "ErrorSeverity",
+    "GroupedTrajectoryStore",
+    "HierarchicalTrajectoryStore",
     "KlPenalty",
     "ModelReply",
     "ModelTag",
@@ -75,8 +92,11 @@ __all__ = [
     "Run",
     "RunResult",
     "Score",
+    "SimpleTrajectoryStore",
     "TinyLlama",
     "Trajectory",
+    "TrajectoryPool",
+    "TrajectoryPoolInstance",
     "execute",
     "execute_async",
     "score",

@@ -111,6 +111,10 @@ class TrajectoryStore:
     """Samples of groups that are missing as a whole."""
 
     def __attrs_post_init__(self) -> None:
+        self.check_sizes()
+
+    def check_sizes(self) -> None:
+        """Raise ValueError if no whole number of groups fills a batch."""
         if self.group_size < 1 or self.batch_size < 1 or self.batch_size % self.group_size:
             raise ValueError(
                 f"invalid batch_size {self.batch_size}: expected a multiple of the group_size {self.group_size},"

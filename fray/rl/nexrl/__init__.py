@@ -5,4 +5,5 @@ They are faces: what a run does is decided in `fray.rl.core` and done by `fray.r
 - `error_reporter`, `execution`: errors of modules, and calls of a method here or of an actor.
 - `activity_tracker`: work in progress, health of modules, metrics.
 - `nexrl_module`: the base class of all components.
+- `data_loader`, `trajectory_pool`: items for rollout workers, and what they made of them.
 """
