@@ -33,15 +33,18 @@ from fray.rl.core.server_states import ServerEvent, ServerFleet, ServerRecord, S
 from fray.rl.core.versions import VersionName
 from fray.rl.inference.model_engine import ModelEngine
 from fray.rl.inference.server import InferenceServer
-from fray.rl.messages import RunStatus, ServerRoute, repeatable
+from fray.rl.messages import FailureReport, RunStatus, ServerRoute, repeatable
 from fray.rl.model_spec import ModelSpec
 from fray.rl.rollout.process import EpisodePlan, RolloutProcess
+from fray.rl.train.errors import EpisodesFailed
 from fray.rl.train.settings import GRPO
 from fray.rl.trainer_process import PublishedWeights, TrainedStep, TrainerProcess
 
 RESTARTS = 20
 """Restarts of each rollout process and server within `RESTART_PERIOD_S`, before the run fails."""
 RESTART_PERIOD_S = 600.0
+FAILURES_PERIOD_S = 10.0
+"""Least seconds between two lines about episodes that fail."""
 
 
 @frozen
@@ -102,6 +105,7 @@ class RunController:
         report: called after each update.
         on_samples: called with the contents of each batch, if samples are collected.
         on_rewind: called with the number of updates of the checkpoint from which the run continues.
+        note: called with lines for the console.
     """
 
     def __init__(
@@ -111,9 +115,10 @@ class RunController:
         report: Report,
         on_samples: Callable[[Sequence[Sequence[bytes]]], None],
         on_rewind: Callable[[int], None],
+        note: Callable[[str], None],
     ) -> None:
         self._cluster, self._parts, self._report = cluster, parts, report
-        self._on_samples, self._on_rewind = on_samples, on_rewind
+        self._on_samples, self._on_rewind, self._note = on_samples, on_rewind, note
         self._fleet = ServerFleet()
         self._handles: dict[str, ActorHandle] = {}
         self._target: tuple[VersionName, PublishedWeights | None] | None = None
@@ -151,6 +156,8 @@ class RunController:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._ask, "expire_leases")
                 nursery.start_soon(self._follow_coordinator)
+                nursery.start_soon(self._follow_failures)
+                nursery.start_soon(self._end_at_failures)
                 nursery.start_soon(self._sync_weights)
                 for index in range(parts.servers):
                     nursery.start_soon(self._keep_server, scope, f"server-{index}")
@@ -173,6 +180,19 @@ class RunController:
                 elif not event.will_restart:
                     raise event.error
 
+    async def _follow_failures(self) -> None:
+        """Say on the console which episodes fail."""
+        known: FailureReport | None = None
+        while True:
+            report: FailureReport = await self._ask("wait_for_failures", 0 if known is None else known.total)
+            self._note(_failures_text(report, known))
+            known = report
+            await trio.sleep(FAILURES_PERIOD_S)
+
+    async def _end_at_failures(self) -> None:
+        report: FailureReport = await self._ask("wait_for_stop")
+        raise EpisodesFailed(f"{report.stop_reason}. The last error:\n{report.last.rstrip()}")
+
     # Training
 
     async def _keep_training(self, scope: Scope, settings: GRPO) -> None:
@@ -184,6 +204,7 @@ class RunController:
             settings,
             self._coordinator,
             parts.threads,
+            None if parts.output is None else parts.output / "failed_batch",
             resources=parts.resources.get("trainer"),
             actor_config=_restarted(),
         )
@@ -349,3 +370,12 @@ async def _roll_out(handle: Any) -> None:
 
 def _restarted() -> ActorConfig:
     return ActorConfig(max_restarts=RESTARTS, restart_period_s=RESTART_PERIOD_S, must_start=True)
+
+
+def _failures_text(report: FailureReport, known: FailureReport | None) -> str:
+    # A coordinator that was restarted counts from 0.
+    before = known.reasons if known is not None and known.total < report.total else {}
+    reasons = {name: count - before.get(name, 0) for name, count in report.reasons.items()}
+    listed = ", ".join(f"{name} {count}" for name, count in reasons.items() if count)
+    last = report.last.rstrip().rpartition("\n")[2]
+    return f"{sum(reasons.values())} attempts of episodes failed ({listed}); the last: {last}"

@@ -21,7 +21,7 @@ from fray.rl.core.run_state import NoTask, RunState
 from fray.rl.core.trajectory_store import Sample
 from fray.rl.core.versions import VersionName
 from fray.rl.journal_file import RunJournal
-from fray.rl.messages import RunStatus, ServerRoute, TaskGrant, TaskResult, TrainingBatch
+from fray.rl.messages import FailureReport, RunStatus, ServerRoute, TaskGrant, TaskResult, TrainingBatch
 
 T = TypeVar("T")
 EXPIRY_PERIOD_S = 1.0
@@ -52,7 +52,10 @@ class Coordinator:
         """Give back tasks whose leases have expired, until cancelled."""
         while True:
             await trio.sleep(EXPIRY_PERIOD_S)
+            failed = self._state.failures.total
             self._state.expire(trio.current_time())
+            if self._state.failures.total != failed:
+                self._last_failure = f"timeout: no result within the {self._plan.lease_s:g} s of a lease"
             if self._state.entries:
                 self._wake()
 
@@ -180,6 +183,18 @@ class Coordinator:
         self._wake()
 
     # What it is
+
+    async def wait_for_failures(self, known: int) -> FailureReport:
+        """Return the episodes that failed, when there are others than ``known``."""
+        return await self._when(lambda: self._failure_report() if self._state.failures.total != known else None)
+
+    async def wait_for_stop(self) -> FailureReport:
+        """Return the episodes that failed, when the run must end because of them."""
+        return await self._when(lambda: self._failure_report() if self._state.failures.stop_reason else None)
+
+    def _failure_report(self) -> FailureReport:
+        failures = self._state.failures
+        return FailureReport(failures.total, dict(failures.reasons), self._last_failure, failures.stop_reason)
 
     async def version(self) -> VersionName:
         """Return the version of the trainer's weights."""

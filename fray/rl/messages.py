@@ -68,6 +68,20 @@ class TrainingBatch:
 
 
 @frozen
+class FailureReport:
+    """Episodes that failed."""
+
+    total: int
+    """Attempts that failed since the process that counts them began."""
+    reasons: dict[str, int]
+    """The same by reason."""
+    last: str
+    """Error of the last one, with its traceback."""
+    stop_reason: str = ""
+    """Reason for which the run ends; empty while it continues."""
+
+
+@frozen
 class RunStatus:
     """State of a run, in numbers and in one line."""
 

@@ -22,6 +22,7 @@ from fray.model.resources import ResourceConfig
 from fray.model.text import near_text
 from fray.rl.checkpoint import check_resumable, latest_checkpoint
 from fray.rl.controller import RunController, RunParts
+from fray.rl.core.failures import OnError
 from fray.rl.core.run_record import RunPlan, StalePolicy
 from fray.rl.core.tasks import TaskOrder
 from fray.rl.core.versions import SyncMode
@@ -74,6 +75,9 @@ class Run:
         samples_per_row: size of a group where nothing is trained. Default 1.
         rollout_timeout_s: limit of one episode. Default 600.
         max_attempts: attempts of an episode that raises or does not end. Default 3.
+        on_error: what ends the run: ``"stop_on_critical"`` (default): what it cannot repair, such as a whole batch of
+            which every episode failed; ``"stop_on_error"``: the first episode that is out of attempts, too;
+            ``"continue"``: neither.
         keep_batch_order: roll out nothing beyond the loaded batch until the next weights are in place.
         seed: of the order of the data and of sampling. Default 0.
         shuffle: whether the rows are shuffled, in another order in each epoch. Default True.
@@ -105,6 +109,7 @@ class Run:
     samples_per_row: int = 1
     rollout_timeout_s: float = 600.0
     max_attempts: int = 3
+    on_error: str = "stop_on_critical"
     keep_batch_order: bool = False
     seed: int = 0
     shuffle: bool = True
@@ -131,6 +136,7 @@ class Run:
         Raises:
             InvalidRequest: the output has a checkpoint of other data, another model, or groups of another size.
             BaseException: the error of the trainer, or of a constructor.
+            EpisodesFailed: episodes failed in a way at which ``on_error`` ends the run.
             ActorDied: a part of the run failed more often than it may be restarted.
         """
         directory = self.parts.checkpoints
@@ -139,7 +145,7 @@ class Run:
             check_resumable(checkpoint, self.parts.facts)
         result = RunResult()
         log = _StepLog(result, self)
-        controller = RunController(cluster, self.parts, log.add_step, log.add_samples, log.rewind)
+        controller = RunController(cluster, self.parts, log.add_step, log.add_samples, log.rewind, log.note)
         result.status = await controller.run()
         return result
 
@@ -201,6 +207,7 @@ def _parts_of(run: Run) -> RunParts:
             # frozen or cut off.
             lease_s=run.rollout_timeout_s + 30.0,
             steps=steps,
+            on_error=_member(OnError, "on_error", run.on_error),
         )
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
@@ -280,12 +287,16 @@ class _StepLog:
     def rewind(self, number: int) -> None:
         """Forget the updates after one from which a run continues."""
         self._result.steps[:] = [step for step in self._result.steps if step["step"] <= number]
-        if self._run.progress:
-            print(f"fray.rl: continues after step {number}", file=sys.stderr, flush=True)
+        self.note(f"continues after step {number}")
         path = None if self._directory is None else self._directory / METRICS_FILE
         if path is not None and path.exists():
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
             path.write_text("".join(line for line in lines if json.loads(line)["step"] <= number), encoding="utf-8")
+
+    def note(self, text: str) -> None:
+        """Print a line, if the run prints any."""
+        if self._run.progress:
+            print(f"fray.rl: {text}", file=sys.stderr, flush=True)
 
     def add_samples(self, groups: Sequence[Sequence[bytes]]) -> None:
         found = [one for group in groups for content in group for one in loads(content)]

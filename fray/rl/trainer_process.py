@@ -46,9 +46,17 @@ class TrainerProcess:
         settings: of the trainer.
         coordinator: of the run.
         threads: of the computation; None: as many as torch takes.
+        dump_directory: for a batch with which updates fail; None: a new directory for temporary files.
     """
 
-    def __init__(self, model: ModelSpec, settings: GRPO, coordinator: ActorHandle, threads: int | None = None) -> None:
+    def __init__(
+        self,
+        model: ModelSpec,
+        settings: GRPO,
+        coordinator: ActorHandle,
+        threads: int | None = None,
+        dump_directory: Path | None = None,
+    ) -> None:
         # Torch is loaded here, in the trainer's process, and not where this actor is created.
         from fray.rl.tensors.language_model import hide_progress, load_model, set_threads
         from fray.rl.tensors.policy_trainer import PolicyTrainer
@@ -57,7 +65,7 @@ class TrainerProcess:
         if threads is not None:
             set_threads(threads)
         self._coordinator, self._line = coordinator, 0
-        self._trainer = PolicyTrainer(load_model(model, settings.dtype), settings)
+        self._trainer = PolicyTrainer(load_model(model, settings.dtype), settings, dump_directory=dump_directory)
 
     async def start(self, line: int, directory: Path | None) -> None:
         """Begin with the weights of the model, or continue from a checkpoint.

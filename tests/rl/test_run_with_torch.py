@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import trio
 from fray import rl
 from fray.errors import InvalidRequest
 from fray.rl.checkpoint import latest_checkpoint
+from fray.rl.train.errors import EpisodesFailed, NonFiniteUpdatesError
 
 pytestmark = [
     pytest.mark.torch,
@@ -52,6 +54,20 @@ async def always_fails(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
 async def hangs(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
     await trio.sleep_forever()
     raise AssertionError
+
+
+async def scores_nan(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
+    reply = await llm.completion(task["prompt"], max_tokens=1)
+    return rl.score(reply, reward=float("nan"))
+
+
+async def counts_up(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
+    reply = await llm.completion(task["prompt"], max_tokens=1)
+    return rl.score(reply, reward=float(reply.token_ids[0]))
+
+
+def nan_loss(inputs: Any) -> Any:
+    return inputs.logprobs * float("nan"), {}
 
 
 def run(steps: int, **options: Any) -> rl.Run:
@@ -162,6 +178,32 @@ def test_episodes_that_fail_are_dropped_with_their_reason_and_the_error_is_shown
     assert (result.status.dropped, result.status.repeated) == ({"KeyError": 2}, {"KeyError": 2})
     assert "KeyError: 'answer'" in result.status.last_failure
     assert "always_fails" in result.status.last_failure
+
+
+def test_a_run_whose_every_episode_fails_ends_with_their_error_and_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(EpisodesFailed) as caught:
+        trio.run(run(3, rollout=always_fails, progress=True).main)
+    assert "every episode fails: 32 samples in a row failed since the start" in str(caught.value)
+    assert 'raise KeyError("answer")' in str(caught.value)
+    shown = capfd.readouterr().err
+    assert re.search(r"fray.rl: \d+ attempts of episodes failed \(KeyError \d+\); the last: KeyError: 'answer'", shown)
+
+
+def test_a_reward_that_is_not_finite_fails_its_rollout_by_name() -> None:
+    with pytest.raises(EpisodesFailed, match=r"out of attempts: attempt 1 failed \(InvalidReward\)") as caught:
+        trio.run(run(3, rollout=scores_nan, on_error="stop_on_error", max_attempts=1).main)
+    assert "invalid reward nan: expected a finite number" in str(caught.value)
+
+
+def test_a_run_ends_after_three_updates_in_a_row_that_are_not_finite(tmp_path: Path) -> None:
+    trainer = rl.GRPO(groups=8, group_size=4, lr=1e-2, steps=9, loss=nan_loss)
+    steps: list[dict[str, float]] = []
+    with pytest.raises(NonFiniteUpdatesError, match="not finite in 3 updates in a row") as caught:
+        trio.run(run(9, trainer=trainer, rollout=counts_up, on_step=steps.append, output=tmp_path).main)
+    assert [(step["step"], step["not_finite"]) for step in steps] == [(1, 1), (1, 1)]
+    dumped = Path(str(caught.value).rpartition(" ")[2])
+    assert dumped.parent.parent == tmp_path
+    assert dumped.stat().st_size > 0
 
 
 def test_episodes_that_do_not_end_are_cancelled() -> None:

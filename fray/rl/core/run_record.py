@@ -11,6 +11,7 @@ from enum import Enum
 from attrs import define, field, frozen, validators
 
 from fray.rl.core.accounting import SampleCounts
+from fray.rl.core.failures import EpisodeFailures, OnError
 from fray.rl.core.journal import (
     BatchLoaded,
     BatchSkipped,
@@ -68,6 +69,7 @@ class RunPlan:
         steps: updates; None for as many as the data gives.
         drop_equal_rewards: groups in which all rewards are equal are dropped and replaced (dynamic sampling).
         max_replaced_groups: how many in one step; more are trained as they are.
+        on_error: errors at which the run ends.
 
     Raises:
         ValueError: a number is out of its range, no whole number of groups fills a batch, or ``keep`` with a mode in
@@ -87,6 +89,7 @@ class RunPlan:
     steps: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     drop_equal_rewards: bool = False
     max_replaced_groups: int = field(default=64, validator=validators.ge(0))
+    on_error: OnError = OnError.STOP_ON_CRITICAL
 
     def __attrs_post_init__(self) -> None:
         if self.stale is StalePolicy.KEEP and self.mode is not SyncMode.FULLY_ASYNC:
@@ -116,6 +119,12 @@ class RunPlan:
         Where batches are held, the loaded one is the limit.
         """
         return self.batch_size * (1 if self.mode is SyncMode.SYNC else self.threshold + 1)
+
+    def new_failures(self) -> EpisodeFailures:
+        """Return counts of failures, with the limits of this plan."""
+        # Data that ends lets the run end; data that does not end gives tasks for ever.
+        limit = None if self.order.epochs is not None else self.batch_size * self.max_attempts
+        return EpisodeFailures(self.on_error, limit, self.batch_size)
 
     def new_store(self) -> TrajectoryStore:
         return TrajectoryStore(self.group_size, self.batch_size, self.rule)

@@ -14,6 +14,7 @@ from enum import Enum
 
 from attrs import define, field, frozen
 
+from fray.rl.core.failures import EpisodeFailures
 from fray.rl.core.journal import (
     BatchLoaded,
     BatchSkipped,
@@ -71,12 +72,14 @@ class RunState:
     incarnation: int = 0
     entries: list[Entry] = field(init=False, factory=list)
     """Entries since the caller last took them."""
+    failures: EpisodeFailures = field(init=False)
     _leases: LeaseTable = field(init=False)
     _validation_leases: LeaseTable = field(init=False)
     _validation_waiting: list[RolloutTask] = field(init=False, factory=list)
     _validation_attempts: Counter[int] = field(init=False, factory=Counter)
 
     def __attrs_post_init__(self) -> None:
+        self.failures = self.record.plan.new_failures()
         self._leases = LeaseTable(f"{self.incarnation}", self.record.plan.lease_s)
         self._validation_leases = LeaseTable(f"{self.incarnation}v", self.record.plan.lease_s)
         self._refill_validation()
@@ -152,6 +155,7 @@ class RunState:
         if len(samples) != lease.task.samples or len(keys) != len(samples):
             raise ValueError(f"{len(samples)} samples and {len(keys)} keys for a task of {lease.task.samples} samples")
         self._leases.close(number)
+        self.failures.accepted()
         treatment = self._treatment([segment for sample in samples for segment in sample.segments])
         if treatment is StalePolicy.REQUEUE or self.record.weights.gate is not Gate.OPEN:
             self._add(TaskFailed(lease.task, "stale", RetryCost.NOTHING))
@@ -182,7 +186,9 @@ class RunState:
             self._validation_leases.close(number)
             self._fail_validation(lease.task, reason)
         elif (lease := self._leases.get(number)) is not None:
-            is_last = self.record.attempts[lease.task.task_id] + 1 >= self.record.plan.max_attempts
+            attempt = self.record.attempts[lease.task.task_id] + 1
+            is_last = attempt >= self.record.plan.max_attempts
+            self.failures.failed(lease.task.task_id, lease.task.samples, reason, attempt, is_last=is_last)
             self._give_back(lease, reason, RetryCost.ATTEMPT, is_last)
 
     def lose_worker(self, worker: str) -> None:

@@ -36,6 +36,10 @@ class Score:
     extra: Mapping[str, Any] = field(factory=dict)
 
 
+class InvalidReward(ValueError):
+    """A reward is not a finite number; the rollout fails by this name."""
+
+
 def score(reply: ScoredReply, reward: float, **extra: Any) -> Score:
     """Return the result of an episode.
 
@@ -45,14 +49,14 @@ def score(reply: ScoredReply, reward: float, **extra: Any) -> Score:
         extra: further keys of the trajectory, such as ``metrics``.
 
     Raises:
-        ValueError: ``reward`` is not a finite number.
+        InvalidReward: ``reward`` is not a finite number.
     """
     try:
         number = float(reward)
     except (TypeError, ValueError):
-        raise ValueError(f"invalid reward {reward!r}: expected a number") from None
+        raise InvalidReward(f"invalid reward {reward!r}: expected a number") from None
     if not math.isfinite(number):
-        raise ValueError(f"invalid reward {number}: expected a finite number")
+        raise InvalidReward(f"invalid reward {number}: expected a finite number")
     return Score(reply, number, extra)
 
 

@@ -1,4 +1,4 @@
-"""Errors of a trainer that end a run."""
+"""Errors that end a run."""
 
 from __future__ import annotations
 
@@ -7,3 +7,7 @@ from fray.errors import FrayError
 
 class NonFiniteUpdatesError(FrayError):
     """Several updates in a row had a loss or a gradient that is infinite or not a number; none was applied."""
+
+
+class EpisodesFailed(FrayError):
+    """Episodes failed in a way at which the run ends (`fray.rl.Run(on_error=...)`); the message has the last error."""
