@@ -24,7 +24,7 @@ from fray.net.tls.identity import (
 )
 from fray.net.transports import sockets
 from fray.net.transports.sockets import Address
-from fray.net.transports.tls_socket import TlsSocket, handshake, shown_certificate, shown_chain, wrap
+from fray.net.transports.tls_socket import TlsSocket, shown_certificate, shown_chain, wrap
 
 
 @define(eq=False)
@@ -100,7 +100,7 @@ class TlsDialer:
     async def _handshake(self, target: Address, context: ssl.SSLContext) -> TlsSocket:
         sock = wrap((await sockets.connect(target))[0], context, server_name=CONTROLLER_NAME)
         try:
-            await handshake(sock)
+            await sock.handshake()
         except BaseException as error:
             sock.close()
             if isinstance(error, ssl.SSLError):
@@ -115,7 +115,7 @@ class TlsDialer:
             return None
         sock = wrap((await sockets.connect(target))[0], self._unverified, server_name=CONTROLLER_NAME)
         try:
-            await handshake(sock)
+            await sock.handshake()
             return shown_certificate(sock)
         except OSError:
             return None

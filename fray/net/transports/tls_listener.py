@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from fray.net.tls.identity import TlsIdentity, server_context
 from fray.net.transports import http_upgrade
-from fray.net.transports.tls_socket import TlsSocket, handshake, wrap
+from fray.net.transports.tls_socket import TlsSocket, wrap
 
 
 class TlsServer:
@@ -52,7 +52,7 @@ class TlsServer:
         wrapped = wrap(sock, context)
         wrapped.binding = binding
         try:
-            await handshake(wrapped)
+            await wrapped.handshake()
         except BaseException as error:
             # In the words of HTTP, which is what a dialer without TLS has begun to speak.
             if isinstance(error, ssl.SSLError) and error.reason == "HTTP_REQUEST":

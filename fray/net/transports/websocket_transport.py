@@ -228,8 +228,8 @@ class WebSocketTransport:
         self._more = self._streak % EAGER_READS > 0
 
     async def _wait_readable(self) -> None:
-        # Decrypted already, so the kernel would not report it. A read that did not fill its buffer has left nothing.
-        if self._tls is not None and self._streak and self._tls.pending():
+        # In memory already, so the kernel would not report it.
+        if self._tls is not None and self._tls.has_received:
             await trio.lowlevel.checkpoint()
             return
         self._receiving = True
