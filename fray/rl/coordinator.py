@@ -219,6 +219,9 @@ class Coordinator:
     # Decisions are the state's; here is what they need
 
     def _put(self, result: TaskResult) -> str:
+        if not result.is_attempt:
+            self._state.roll_out_again(result.lease, result.failure)
+            return "re-rollout"
         if result.failure:
             self._last_failure = f"{result.failure}: {result.detail}" if result.detail else result.failure
             self._state.fail(result.lease, result.failure)

@@ -46,6 +46,8 @@ class TaskResult:
     """Short reason, by which the drops of a run are counted; empty: it succeeded."""
     detail: str = ""
     """The error of the episode, for its reader."""
+    is_attempt: bool = True
+    """False if a failure is not one of the attempts of the task."""
 
 
 @frozen

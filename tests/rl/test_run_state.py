@@ -271,3 +271,14 @@ def test_one_line_says_what_the_trainer_waits_for() -> None:
 def test_plans_that_cannot_work_are_refused(plan: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         new_run(**plan)
+
+
+def test_a_task_that_is_rolled_out_again_costs_nothing() -> None:
+    state = new_run(rows=1, repeats=1, batch_size=1, batch_rows=1, max_attempts=1)
+    for _ in range(3):
+        lease = take(state)
+        state.roll_out_again(lease.number, "re-rollout")
+        state.roll_out_again(lease.number, "re-rollout")
+    counts = state.record.counts
+    assert (counts.repeated["re-rollout"], counts.dropped) == (3, {})
+    counts.check(state.open_samples)

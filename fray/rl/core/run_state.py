@@ -191,6 +191,17 @@ class RunState:
             self.failures.failed(lease.task.task_id, lease.task.samples, reason, attempt, is_last=is_last)
             self._give_back(lease, reason, RetryCost.ATTEMPT, is_last)
 
+    def roll_out_again(self, number: str, reason: str) -> None:
+        """Give a task back whose worker asks for another rollout of it, which costs it nothing.
+
+        Ignored if the lease is not open.
+        """
+        if (lease := self._validation_leases.get(number)) is not None:
+            self._validation_leases.close(number)
+            heapq.heappush(self._validation_waiting, lease.task)
+        elif (lease := self._leases.get(number)) is not None:
+            self._give_back(lease, reason, RetryCost.NOTHING, is_last=False)
+
     def lose_worker(self, worker: str) -> None:
         """Give back what a worker had whose process or machine was lost."""
         for lease in self._validation_leases.of_worker(worker):

@@ -17,7 +17,7 @@ from fray.rl.inference.client import LLM, ModelReply
 from fray.rl.inference.requests import Completion, GenerateRequest
 from fray.rl.messages import SampleResult, ServerRoute, TaskGrant, TaskResult, repeatable
 from fray.rl.model_spec import ModelSpec
-from fray.rl.rollout.scores import Score, scores_of, trajectory_of
+from fray.rl.rollout.scores import AttemptEnded, MadeTrajectories, Score, scores_of, trajectory_of
 from fray.rl.rollout.server_choice import ServerChoice
 from fray.rl.tokenizers import load_tokenizer
 from fray.runtime.serialization.pickling import dumps_plain
@@ -107,16 +107,22 @@ class RolloutProcess:
             )
         except trio.TooSlowError:
             return TaskResult(grant.lease, failure="timeout", detail=f"no result after {self._plan.timeout_s:g} s")
+        except AttemptEnded as ended:
+            return TaskResult(grant.lease, failure=ended.reason, detail=ended.detail, is_attempt=ended.is_attempt)
         except Exception as error:  # noqa: BLE001 (the user's code may raise anything)
             text = "".join(traceback.format_exception(error))
             return TaskResult(grant.lease, failure=type(error).__name__, detail=text[-DETAIL_LIMIT_CHARACTERS:])
 
 
-def _sample_of(grant: TaskGrant, run: int, one: Score, replies: Sequence[ModelReply]) -> SampleResult:
+def _sample_of(
+    grant: TaskGrant, run: int, one: Score | MadeTrajectories, replies: Sequence[ModelReply]
+) -> SampleResult:
     names = {"group_id": grant.group_id, "run_id": run, "task_id": grant.task_id}
-    trajectory = {**names, **trajectory_of(one, replies)}
-    segments = tuple(dict.fromkeys(trajectory["versions"]))
-    return SampleResult(segments, (trajectory["reward"],), (grant.group_id,), dumps_plain([trajectory]))
+    made = one.trajectories if isinstance(one, MadeTrajectories) else (trajectory_of(one, replies),)
+    trajectories = [{**names, **trajectory} for trajectory in made]
+    segments = tuple(dict.fromkeys(tuple(each) for one in trajectories for each in one.get("versions", ())))
+    rewards = tuple(float(one.get("reward") or 0.0) for one in trajectories)
+    return SampleResult(segments, rewards, (grant.group_id,), dumps_plain(trajectories))
 
 
 class _Requests:

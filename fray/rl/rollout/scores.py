@@ -36,6 +36,27 @@ class Score:
     extra: Mapping[str, Any] = field(factory=dict)
 
 
+@frozen
+class MadeTrajectories:
+    """Result of an episode that made the trajectories of its sample itself."""
+
+    trajectories: tuple[Trajectory, ...]
+
+
+class AttemptEnded(Exception):
+    """An episode ends its attempt of the task without a result.
+
+    Args:
+        reason: short, by which the run counts it.
+        detail: for readers.
+        is_attempt: False if the task is to be rolled out again without counting one of its attempts.
+    """
+
+    def __init__(self, reason: str, detail: str = "", *, is_attempt: bool = True) -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason, self.detail, self.is_attempt = reason, detail, is_attempt
+
+
 class InvalidReward(ValueError):
     """A reward is not a finite number; the rollout fails by this name."""
 
@@ -60,19 +81,20 @@ def score(reply: ScoredReply, reward: float, **extra: Any) -> Score:
     return Score(reply, number, extra)
 
 
-def scores_of(result: object, samples: int) -> list[Score]:
+def scores_of(result: object, samples: int) -> list[Score | MadeTrajectories]:
     """Return what an episode returned as a list of scores.
 
     Args:
-        result: a `Score`, or an iterable of them.
+        result: a `Score` or `MadeTrajectories`, or an iterable of them.
         samples: expected number of scores.
 
     Raises:
         TypeError: it is neither.
         ValueError: another number of scores.
     """
-    scores = [result] if isinstance(result, Score) else list(result) if isinstance(result, Iterable) else None
-    if scores is None or not all(isinstance(one, Score) for one in scores):
+    kinds = (Score, MadeTrajectories)
+    scores = [result] if isinstance(result, kinds) else list(result) if isinstance(result, Iterable) else None
+    if scores is None or not all(isinstance(one, kinds) for one in scores):
         expected = "rl.score(reply, reward=...)" if samples == 1 else f"a list of {samples} of rl.score(reply, ...)"
         raise TypeError(f"an episode returned {type(result).__name__}; expected {expected}")
     if len(scores) != samples:
