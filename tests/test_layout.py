@@ -86,6 +86,7 @@ ALONE_OPENS: dict[str, str | tuple[str, ...]] = {
     "safetensors": "rl/tensors/",
     "iris": "v2/iris",
     "hypercorn": "http_server.py",
+    "httpx": "rl/inference/http_service.py",
 }
 PUT_TOGETHER = ("testing", "deploy", "cli")
 

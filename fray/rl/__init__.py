@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fray.rl.inference.client import LLM, ModelReply
+    from fray.rl.inference.service_client import LLMServiceClient
     from fray.rl.model_spec import TinyLlama
     from fray.rl.nexrl.activity_tracker import ActivityTracker, ActivityTrackerProxy
     from fray.rl.nexrl.data_loader import BaseDataLoader
@@ -51,6 +52,7 @@ _MODULES = {
     "HierarchicalTrajectoryStore": "nexrl.trajectory_pool",
     "KlPenalty": "train.settings",
     "LLM": "inference.client",
+    "LLMServiceClient": "inference.service_client",
     "ModelReply": "inference.client",
     "ModelTag": "nexrl_types",
     "NexRLModule": "nexrl.nexrl_module",
@@ -84,6 +86,7 @@ __all__ = [
     "GroupedTrajectoryStore",
     "HierarchicalTrajectoryStore",
     "KlPenalty",
+    "LLMServiceClient",
     "ModelReply",
     "ModelTag",
     "NexRLModule",

@@ -7,5 +7,6 @@ Upwards, each may import those above it:
 - `decoding`: what happens between two decoding steps, in one thread; `decoding_thread` runs it beside the loop.
 - `request_table`: requests by id, who waits for them, and what a repetition gets.
 - `server`: the actor; `model_engine`: the engine that it makes of a model.
-- `client`: the model as episodes use it.
+- `chat_messages`, `tool_calls`, `replies`: conversations and answers; `client`: the model as episodes use it.
+- `openai_requests`: bodies of OpenAI's API; `service_client`: NexRL's client for threads; `http_service`: over HTTP.
 """

@@ -2,51 +2,46 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
-from attrs import field, fields, frozen
+from attrs import fields, frozen
 
 from fray.model.text import near_text
-from fray.rl.core.versions import Segment
-from fray.rl.inference.requests import Completion, FinishReason, GenerateRequest, Sampling
+from fray.rl.inference.chat_messages import Message, checked_messages, key_of
+from fray.rl.inference.replies import ModelReply, Reply, reply_of
+from fray.rl.inference.requests import Completion, GenerateRequest, Sampling
 from fray.rl.tokenizers import Tokenizer
+
+__all__ = ["LLM", "ChatPrompt", "ModelReply", "Reply", "continued", "sampling_of"]
 
 
 @frozen(eq=False)
-class ModelReply:
-    """ModelReply of the model.
+class ChatPrompt:
+    """A conversation to which the model shall reply.
 
     Attributes:
-        text: without the token or string that ended it.
-        token_ids: its tokens, with the one that ended it.
-        logprobs: of the tokens, nats, at temperature 1.
-        segments: versions of the weights that made the tokens, with their numbers of tokens.
-        prompt_ids: tokens of the prompt, those of earlier turns included.
-        finish_reason: "stop" or "length".
+        prompt_ids: tokens of the prompt.
+        keys: of the messages, by which a later turn finds this one.
+        messages: for the chat template, with the replies of earlier turns as the model wrote them.
+        template_ids: tokens that the template gives for them.
+        tools: as JSON.
     """
 
-    text: str
-    token_ids: list[int]
-    logprobs: list[float]
-    segments: list[Segment]
     prompt_ids: tuple[int, ...]
-    finish_reason: FinishReason
-
-    @property
-    def message(self) -> dict[str, str]:
-        """Message of the conversation that this reply is."""
-        return {"role": "assistant", "content": self.text}
-
-
-Reply: TypeAlias = ModelReply
-"""Name of the replies for users, in episodes; effects of the scheduler have a class of this name."""
+    keys: list[str]
+    messages: list[Message]
+    template_ids: list[int]
+    tools: str
 
 
 @frozen(eq=False)
 class _Turn:
-    messages: list[Mapping[str, Any]]
-    reply: ModelReply = field()
+    chat: ChatPrompt
+    reply: ModelReply
+    keys: list[str]
+    """Keys of the messages, with that of the reply."""
 
 
 class LLM:
@@ -76,8 +71,8 @@ class LLM:
         Raises:
             ValueError: a value of ``sampling`` is unknown or out of its range, or the prompt is empty.
         """
-        ids = self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        replies = await self._replies(tuple(ids), sampling)
+        asked = {"prompt": prompt, **sampling}
+        replies = await self.complete(self.tokens_of(prompt), sampling_of(sampling), asked=asked)
         return replies if len(replies) > 1 else replies[0]
 
     async def chat(
@@ -90,32 +85,84 @@ class LLM:
         """ModelReply to a conversation.
 
         Where its messages begin with those of an earlier turn and ``reply.message``, the prompt begins with the tokens
-        of that turn as they were generated: only what is new is tokenised. Arguments, result and errors as
-        `completion`; ``tools`` are for the chat template.
+        of that turn as they were generated: only what is new is tokenised. With ``tools``, which the chat template
+        describes to the model, ``reply.tool_calls`` has the calls in its text.
+
+        Args:
+            messages: of OpenAI's form.
+            tools: of OpenAI's form.
+            sampling: as in `completion`.
+
+        Returns:
+            As `completion`.
+
+        Raises:
+            ValueError: as `completion`, or a message is invalid.
         """
-        prompt = self._prompt_of(messages, tools)
-        replies = await self._replies(prompt, sampling)
-        self._turns += [_Turn([dict(message) for message in messages], reply) for reply in replies]
+        checked = sampling_of(sampling)
+        asked = {"messages": messages, **({"tools": tools} if tools else {}), **sampling}
+        replies = await self.reply_to(self.chat_prompt(messages, tools), checked, asked=asked)
         return replies if len(replies) > 1 else replies[0]
 
-    async def _replies(self, prompt: tuple[int, ...], values: Mapping[str, Any]) -> list[ModelReply]:
-        request = GenerateRequest(f"request-{len(self.replies)}", prompt, sampling_of(values))
-        replies = [reply_of(each, prompt, self._tokenizer) for each in await self._send(request)]
-        self.replies += replies
+    def tokens_of(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        """Return the tokens of a prompt, which may be tokens already."""
+        return tuple(self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+
+    async def complete(
+        self, prompt: tuple[int, ...], sampling: Sampling, *, asked: Mapping[str, Any] | None = None
+    ) -> list[ModelReply]:
+        """Return ``sampling.n`` replies to the tokens of a prompt.
+
+        Args:
+            asked: arguments of the request, for the dicts of the replies.
+
+        Raises:
+            ValueError: the prompt is empty, or the servers can never answer it.
+        """
+        return await self._replies(prompt, sampling, has_tools=False, asked=asked)
+
+    def chat_prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> ChatPrompt:
+        """Return the prompt of a conversation, which has the tokens of its earlier turns as they were generated.
+
+        Raises:
+            InvalidMessage: a message has no role, or its content is not text.
+        """
+        checked, described = checked_messages(messages), json.dumps(tools or [], sort_keys=True, default=repr)
+        keys = [key_of(message) for message in checked]
+        for turn in sorted(self._turns, key=lambda turn: len(turn.keys), reverse=True):
+            if turn.chat.tools == described and keys[: len(turn.keys)] == turn.keys:
+                raw: Message = {"role": "assistant", "content": turn.reply.text}
+                known = [*turn.chat.messages, raw, *checked[len(turn.keys) :]]
+                whole = self._tokenizer.apply_chat_template(known, tools or None)
+                new = continued(whole, turn.chat.template_ids, turn.reply, self._tokenizer)
+                if new is not None:
+                    ids = (*turn.reply.prompt_ids, *turn.reply.token_ids, *new)
+                    return ChatPrompt(ids, keys, known, whole, described)
+        whole = self._tokenizer.apply_chat_template(checked, tools or None)
+        return ChatPrompt(tuple(whole), keys, checked, whole, described)
+
+    async def reply_to(
+        self, chat: ChatPrompt, sampling: Sampling, *, asked: Mapping[str, Any] | None = None
+    ) -> list[ModelReply]:
+        """Return ``sampling.n`` replies to a conversation. Arguments and errors as `complete`."""
+        replies = await self._replies(chat.prompt_ids, sampling, has_tools=chat.tools != "[]", asked=asked)
+        for reply in replies:
+            (answer,) = checked_messages([reply.message])
+            self._turns.append(_Turn(chat, reply, [*chat.keys, key_of(answer)]))
         return replies
 
-    def _prompt_of(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
-    ) -> tuple[int, ...]:
-        whole = self._tokenizer.apply_chat_template(messages, tools)
-        for turn in sorted(self._turns, key=lambda turn: len(turn.messages), reverse=True):
-            known = [*turn.messages, turn.reply.message]
-            if len(messages) > len(known) - 1 and [dict(each) for each in messages[: len(known)]] == known:
-                before = self._tokenizer.apply_chat_template(turn.messages, tools)
-                new = continued(whole, before, turn.reply, self._tokenizer)
-                if new is not None:
-                    return (*turn.reply.prompt_ids, *turn.reply.token_ids, *new)
-        return tuple(whole)
+    async def _replies(
+        self, prompt: tuple[int, ...], sampling: Sampling, *, has_tools: bool, asked: Mapping[str, Any] | None
+    ) -> list[ModelReply]:
+        request = GenerateRequest(f"request-{len(self.replies)}", prompt, sampling)
+        replies = [
+            reply_of(each, prompt, self._tokenizer, has_tools=has_tools, asked=asked)
+            for each in await self._send(request)
+        ]
+        self.replies += replies
+        return replies
 
 
 def continued(whole: Sequence[int], before: Sequence[int], reply: ModelReply, tokenizer: Tokenizer) -> list[int] | None:
@@ -147,18 +194,3 @@ def sampling_of(values: Mapping[str, Any]) -> Sampling:
         if name not in names:
             raise ValueError(f"unknown sampling parameter {name!r}{near_text(name, names)}")
     return Sampling(**values)
-
-
-def reply_of(completion: Completion, prompt: tuple[int, ...], tokenizer: Tokenizer) -> ModelReply:
-    """Return the reply that a completion is."""
-    text = text_of(completion, tokenizer)
-    return ModelReply(
-        text, completion.token_ids, completion.logprobs, completion.segments, prompt, completion.finish_reason
-    )
-
-
-def text_of(completion: Completion, tokenizer: Tokenizer) -> str:
-    """Return the text of a completion, without the token or string that ended it."""
-    ids, by = completion.token_ids, completion.stopped_by
-    text = tokenizer.decode(ids[:-1] if isinstance(by, int) else ids)
-    return text[: text.rindex(by)] if isinstance(by, str) and by in text else text
