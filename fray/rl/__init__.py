@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from fray.rl.nexrl_types import Batch, ModelTag, NexRLRole, Trajectory
     from fray.rl.rollout.scores import Score, score
     from fray.rl.run import Run, RunResult
+    from fray.rl.train.lora import LoRA
     from fray.rl.train.settings import GRPO, KlPenalty, OffPolicyCorrection
 
 _MODULES = {
@@ -53,6 +54,7 @@ _MODULES = {
     "KlPenalty": "train.settings",
     "LLM": "inference.client",
     "LLMServiceClient": "inference.service_client",
+    "LoRA": "train.lora",
     "ModelReply": "inference.client",
     "ModelTag": "nexrl_types",
     "NexRLModule": "nexrl.nexrl_module",
@@ -87,6 +89,7 @@ __all__ = [
     "HierarchicalTrajectoryStore",
     "KlPenalty",
     "LLMServiceClient",
+    "LoRA",
     "ModelReply",
     "ModelTag",
     "NexRLModule",

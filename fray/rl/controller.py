@@ -290,7 +290,12 @@ class RunController:
         parts = self._parts
         handle: Any = await scope.create_actor(
             InferenceServer,
-            ModelEngine(parts.model, slots=parts.slots, threads=parts.threads),
+            ModelEngine(
+                parts.model,
+                slots=parts.slots,
+                threads=parts.threads,
+                lora=None if parts.trainer is None else parts.trainer.lora,
+            ),
             resources=parts.resources.get("server"),
             actor_config=_restarted(),
         )

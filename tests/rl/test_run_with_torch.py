@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 
@@ -210,3 +211,15 @@ def test_episodes_that_do_not_end_are_cancelled() -> None:
     result = trio.run(run(1, trainer=None, rollout=hangs, data=ROWS[:2], max_attempts=1, rollout_timeout_s=0.2).main)
     assert result.status is not None
     assert result.status.dropped == {"timeout": 2}
+
+
+def test_an_adapter_is_trained_sent_to_servers_saved_and_continued(tmp_path: Path) -> None:
+    trainer = rl.GRPO(groups=8, group_size=4, lr=1e-2, steps=2, lora=rl.LoRA(4))
+    trio.run(run(2, trainer=trainer, output=tmp_path).main)
+    checkpoint = latest_checkpoint(tmp_path / "checkpoints")
+    assert checkpoint is not None
+    assert {path.name for path in checkpoint.model.iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
+    more = trio.run(run(4, trainer=attrs.evolve(trainer, steps=4), output=tmp_path).main)
+    assert [step["step"] for step in more.steps] == [3, 4]
+    # Servers that answered with the model's own weights would differ from the trainer's adapter.
+    assert all(abs(step["mismatch_k3"]) < 1e-4 for step in more.steps)

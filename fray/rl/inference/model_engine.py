@@ -7,6 +7,7 @@ from attrs import field, frozen
 from fray.rl.core.versions import VersionName
 from fray.rl.inference.decoding import DecodingEngine
 from fray.rl.model_spec import ModelSpec
+from fray.rl.train.lora import LoRA
 
 
 @frozen
@@ -21,6 +22,7 @@ class ModelEngine:
         device: such as ``cpu`` or ``cuda:0``.
         threads: of torch in this process; None leaves its default, a thread for each core.
         version: name of the weights that the model has when it is loaded.
+        lora: settings of the adapter that is trained: weights that are loaded are those of the adapter.
     """
 
     model: ModelSpec
@@ -30,13 +32,26 @@ class ModelEngine:
     device: str = "cpu"
     threads: int | None = None
     version: VersionName = field(default=VersionName(0, 0))
+    lora: LoRA | None = None
 
     def __call__(self) -> DecodingEngine:
         """Return the engine. Raises what loading the model raises."""
+        from fray.rl.tensors.adapters import POLICY_ADAPTER, AdapterSet
         from fray.rl.tensors.engine import Engine
         from fray.rl.tensors.language_model import load_model, set_threads
 
         if self.threads is not None:
             set_threads(self.threads)
         model = load_model(self.model, dtype=self.dtype, device=self.device)
-        return Engine(model, self.version, slots=self.slots, max_length=self.max_length)
+        if self.lora is None:
+            return Engine(model, self.version, slots=self.slots, max_length=self.max_length)
+        adapters = AdapterSet(model.model)
+        adapters.add(POLICY_ADAPTER, self.lora)
+        return Engine(
+            model,
+            self.version,
+            slots=self.slots,
+            max_length=self.max_length,
+            adapters=adapters,
+            adapter=POLICY_ADAPTER,
+        )

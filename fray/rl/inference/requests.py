@@ -87,6 +87,7 @@ class GenerateRequest:
         request_id: name of the request; one that is repeated elsewhere keeps it.
         prompt_ids: tokens of the prompt, at least one.
         sampling: how to choose the tokens.
+        adapter: name of the low-rank adapter that answers; None: the server's own weights.
 
     Raises:
         ValueError: the prompt is empty.
@@ -95,6 +96,7 @@ class GenerateRequest:
     request_id: str
     prompt_ids: tuple[int, ...] = field(converter=_as_tuple)
     sampling: Sampling = Sampling()
+    adapter: str | None = None
 
     def __attrs_post_init__(self) -> None:
         if not self.prompt_ids:

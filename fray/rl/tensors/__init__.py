@@ -7,7 +7,7 @@ Upwards, each may import those above it:
 - `aggregation`: one loss of the losses of tokens; `kl`: KL divergence of each token; `corrections`: weights of tokens
   whose policy differs from the one that generated them.
 - `losses`: policy losses.
-- `flat_weights`: weights of a model in one flat buffer.
+- `flat_weights`: weights of a model in one flat buffer. `adapters`: low-rank adapters of a model.
 - `language_model`: models of Hugging Face with their tokenizers, and tiny ones of random weights.
 - `sampling`: choice of the next tokens; `slot_cache`: keys and values of what is generated; `engine`: generation.
 - `token_batches`, `trainer_files`, `policy_trainer`: trajectories as tensors, checkpoints, and the trainer.

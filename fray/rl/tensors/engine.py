@@ -11,6 +11,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch import Tensor
 from fray.rl.core.versions import Segment, VersionName
 from fray.rl.inference.requests import Completion, FinishReason, GenerateRequest, TokenEvent
 from fray.rl.tensors import flat_weights
+from fray.rl.tensors.adapters import AdapterSet
 from fray.rl.tensors.language_model import LanguageModel
 from fray.rl.tensors.sampling import RowSampling, choose, stream_key, tensor_of
 from fray.rl.tensors.slot_cache import SlotCache
@@ -88,10 +90,13 @@ class Engine:
             longest of them needs.
         max_length: tokens of a prompt and its response together; default: those of the model.
         prefill_tokens: tokens of prompts in one forward pass, padding included; a longer prompt has one of its own.
+        adapters: of the model, for requests that name one.
+        adapter: the one that answers requests that name none, and whose weights `load` replaces instead of the model's.
         clock: seconds, for the counters.
 
     Raises:
         ValueError: ``slots`` or ``max_length`` is out of range, or the engine cannot run this kind of model.
+        KeyError: there is no such adapter.
     """
 
     def __init__(
@@ -102,6 +107,8 @@ class Engine:
         slots: int = 64,
         max_length: int | None = None,
         prefill_tokens: int = 16_384,
+        adapters: AdapterSet | None = None,
+        adapter: str | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if slots < 1:
@@ -114,6 +121,10 @@ class Engine:
         # Looked up for every request and tensor: models and their configurations take microseconds to answer.
         self._vocabulary, self._device = lm.vocabulary_size, lm.device
         self._prefill_tokens, self._clock = prefill_tokens, clock
+        self._adapters, self._adapter = adapters, adapter
+        self._weights: flat_weights.Weights = lm.model
+        if adapters is not None and adapter is not None:
+            self._weights = adapters[adapter].tensors
         self._layer_types, self._window = _attention_of(lm.model)
         self._keeps_logits = "logits_to_keep" in inspect.signature(lm.model.forward).parameters
         self._cache = SlotCache(lm.model.config.num_hidden_layers, slots, self.max_length)
@@ -149,10 +160,12 @@ class Engine:
             stream: each token is reported as a `TokenEvent`, too.
 
         Raises:
-            ValueError: a request of this id is open, a token is outside the vocabulary, or prompt and ``max_tokens``
-                are longer than the context.
+            ValueError: a request of this id is open, a token is outside the vocabulary, there is no such adapter, or
+                prompt and ``max_tokens`` are longer than the context.
         """
         name, sampling = f"request {request.request_id!r}", request.sampling
+        if request.adapter is not None and (self._adapters is None or request.adapter not in self._adapters):
+            raise ValueError(f"{name}: there is no adapter {request.adapter!r} here")
         if request.request_id in self._open:
             raise ValueError(f"{name} is open already; each needs an id of its own")
         length, vocabulary = len(request.prompt_ids), self._vocabulary
@@ -207,7 +220,7 @@ class Engine:
         Raises:
             ValueError: as `flat_weights.load`; version and weights are as before then.
         """
-        flat_weights.load(self.lm.model, table, buffer)
+        flat_weights.load(self._weights, table, buffer)
         for sequence, count in zip(self._sequences, self._rows["count"].tolist(), strict=False):
             self._close_segment(sequence, count)
         self.version = version
@@ -241,7 +254,14 @@ class Engine:
         self._cache.begin_tokens(at, lowest if lowest == highest else None, highest + 1)
         # Rows of one length attend to all columns, and transformers makes the mask, if one is needed.
         mask = None if lowest == highest else self._masks(at, highest + 1)
-        return self._forward(self._tensor(rows["last"])[:, None], at[:, None], mask, keep=1)[:, -1].float()
+        with self._adapting(self._sequences):
+            return self._forward(self._tensor(rows["last"])[:, None], at[:, None], mask, keep=1)[:, -1].float()
+
+    def _adapting(self, sequences: Sequence[_Sequence]) -> AbstractContextManager[None]:
+        """Select the adapter of each row of a forward pass."""
+        if self._adapters is None:
+            return nullcontext()
+        return self._adapters.selected([each.request.adapter or self._adapter for each in sequences])
 
     def _begin(self) -> Tensor:
         """Put completions that wait into the free slots; return the logits after their prompts.
@@ -254,14 +274,15 @@ class Engine:
 
     def _passes(self, begun: Sequence[_Sequence]) -> list[list[list[_Sequence]]]:
         """Return forward passes of prompts; each prompt is the completions that share it."""
-        of_prompt: dict[tuple[bool, tuple[int, ...]], list[_Sequence]] = {}
+        of_prompt: dict[tuple[bool, tuple[int, ...], str | None], list[_Sequence]] = {}
         for each in begun:
             request = each.request
-            of_prompt.setdefault((request.sampling.prompt_logprobs, request.prompt_ids), []).append(each)
+            key = request.sampling.prompt_logprobs, request.prompt_ids, request.adapter
+            of_prompt.setdefault(key, []).append(each)
         passes: list[list[list[_Sequence]]] = []
         needs_all = None
         # Prompts of similar lengths have little padding together; those whose logits are all needed are apart.
-        for (needs, prompt), sequences in sorted(of_prompt.items(), key=lambda item: (item[0][0], len(item[0][1]))):
+        for (needs, prompt, _), sequences in sorted(of_prompt.items(), key=lambda item: (item[0][0], len(item[0][1]))):
             if needs != needs_all or len(prompt) * (len(passes[-1]) + 1) > self._prefill_tokens:
                 passes.append([])
             needs_all = needs
@@ -283,7 +304,8 @@ class Engine:
         places, at = np.unique(lengths - 1, return_inverse=True)
         keep = 0 if needs_all else 1 if len(places) == 1 else self._tensor(places)
         self._cache.begin_prompts()
-        logits = self._forward(self._tensor(padded), positions, None, keep)
+        with self._adapting([of_prompt[0] for of_prompt in prompts]):
+            logits = self._forward(self._tensor(padded), positions, None, keep)
         columns = at if logits.shape[1] == len(places) else lengths - 1
         last = logits[torch.arange(len(texts), device=logits.device), self._tensor(columns)].float()
 

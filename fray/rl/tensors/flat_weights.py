@@ -6,8 +6,8 @@ array, a mapped file; for reading they may be read-only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -15,15 +15,18 @@ from torch import Tensor
 
 from fray.rl.weights_table import WeightPlace, WeightTable
 
+Weights: TypeAlias = torch.nn.Module | Mapping[str, Tensor]
+"""A model with its parameters and saved buffers, or tensors by name, such as those of an adapter."""
 
-def table_of(model: torch.nn.Module) -> WeightTable:
-    """Return the table of the parameters and saved buffers of ``model``."""
+
+def table_of(model: Weights) -> WeightTable:
+    """Return the table of the tensors of ``model``."""
     return WeightTable.of_tensors(
         (name, tensor.shape, str(tensor.dtype).removeprefix("torch.")) for name, tensor in _tensors_of(model)
     )
 
 
-def write(model: torch.nn.Module, buffer: Any, table: WeightTable | None = None) -> None:
+def write(model: Weights, buffer: Any, table: WeightTable | None = None) -> None:
     """Copy the weights of ``model`` into ``buffer``.
 
     Args:
@@ -41,7 +44,7 @@ def write(model: torch.nn.Module, buffer: Any, table: WeightTable | None = None)
         _part(target, table.places[name])[...] = _as_bytes(tensor.cpu().contiguous())
 
 
-def load(model: torch.nn.Module, table: WeightTable, buffer: Any) -> None:
+def load(model: Weights, table: WeightTable, buffer: Any) -> None:
     """Copy weights from ``buffer`` into those of ``model``, in place; tensors of another type are converted.
 
     Args:
@@ -72,9 +75,10 @@ def _copy(tensor: Tensor, source: np.ndarray[Any, Any], place: WeightPlace) -> N
     tensor.copy_(staged)
 
 
-def _tensors_of(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _tensors_of(model: Weights) -> Iterator[tuple[str, Tensor]]:
     seen: set[int] = set()
-    for name, tensor in model.state_dict(keep_vars=True).items():
+    tensors = model.state_dict(keep_vars=True) if isinstance(model, torch.nn.Module) else model
+    for name, tensor in tensors.items():
         if id(tensor) not in seen:
             seen.add(id(tensor))
             yield name, tensor.detach()

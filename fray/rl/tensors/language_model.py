@@ -69,12 +69,14 @@ class LanguageModel:
         tokenizer: its tokenizer.
         max_length: tokens of a prompt and its response together.
         end_ids: tokens that end a response.
+        name: name or directory of the model; empty for a `TinyLlama`.
     """
 
     model: Any
     tokenizer: PaddingTokenizer
     max_length: int
     end_ids: frozenset[int]
+    name: str = ""
 
     @property
     def vocabulary_size(self) -> int:
@@ -88,6 +90,10 @@ class LanguageModel:
     def save(self, directory: str | Path) -> None:
         """Write the model and its tokenizer into a directory that `load_model` and ``from_pretrained`` read."""
         self.model.save_pretrained(directory)
+        self.save_tokenizer(directory)
+
+    def save_tokenizer(self, directory: str | Path) -> None:
+        """Write the tokenizer alone."""
         if isinstance(self.tokenizer, HuggingFaceTokenizer):
             self.tokenizer.inner.save_pretrained(directory)
         elif isinstance(self.tokenizer, CharTokenizer):
@@ -118,7 +124,8 @@ def load_model(spec: ModelSpec, dtype: str = "float32", device: str = "cpu") -> 
             transformers.AutoTokenizer.from_pretrained(spec), str(spec)
         )
     model = model.to(device=device, dtype=dtypes[dtype]).eval()
-    return LanguageModel(model, tokenizer, int(model.config.max_position_embeddings), _end_ids(model, tokenizer))
+    length, name = int(model.config.max_position_embeddings), "" if isinstance(spec, TinyLlama) else str(spec)
+    return LanguageModel(model, tokenizer, length, _end_ids(model, tokenizer), name)
 
 
 def set_threads(count: int) -> None:

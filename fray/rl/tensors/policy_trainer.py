@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -23,6 +24,7 @@ from torch import Tensor
 from fray.rl.core.advantages import next_baseline
 from fray.rl.nexrl_types import Batch, Trajectory
 from fray.rl.tensors import flat_weights, trainer_files
+from fray.rl.tensors.adapters import POLICY_ADAPTER, AdapterSet
 from fray.rl.tensors.aggregation import aggregate, denominator_of
 from fray.rl.tensors.corrections import Correction, reject, truncate
 from fray.rl.tensors.kl import kl_divergence, mismatch_k3
@@ -66,12 +68,18 @@ class PolicyTrainer:
         self.model = lm.model
         self._clock = clock
         self._dump_directory = dump_directory
-        self._reference = None if settings.kl is None else _frozen_copy(self.model)
+        self._adapters = None if settings.lora is None else AdapterSet(lm.model)
+        self.weights: Any = lm.model
+        """Weights that are trained: the model, or the tensors of its adapter."""
+        if self._adapters is not None and settings.lora is not None:
+            self.weights = self._adapters.add(POLICY_ADAPTER, settings.lora).tensors
+        # The reference of an adapter is the model without it.
+        self._reference = None if settings.kl is None or settings.lora is not None else _frozen_copy(self.model)
         self._kl_control = _controller(settings)
         self._dtype = getattr(torch, settings.dtype)
         if settings.gradient_checkpointing:
             _checkpoint_gradients(self.model)
-        self._parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self._parameters = [tensor for _, tensor in _trained(self.weights) if tensor.requires_grad]
         self._optimizer = torch.optim.AdamW(
             self._parameters,
             lr=settings.lr,
@@ -92,12 +100,12 @@ class PolicyTrainer:
 
     @cached_property
     def table(self) -> WeightTable:
-        """Return the table of the flat buffer that `write_weights` fills."""
-        return flat_weights.table_of(self.model)
+        """Return the table of the flat buffer that `write_weights` fills: the model's, or the adapter's alone."""
+        return flat_weights.table_of(self.weights)
 
     def write_weights(self, buffer: Any) -> None:
-        """Copy the weights into a buffer of ``table.total_bytes``. Raises ValueError as `flat_weights.write`."""
-        flat_weights.write(self.model, buffer, self.table)
+        """Copy what is trained into a buffer of ``table.total_bytes``. Raises ValueError as `flat_weights.write`."""
+        flat_weights.write(self.weights, buffer, self.table)
 
     def check(self, trajectories: Iterable[Trajectory]) -> None:
         """Check trajectories without training. Raises ValueError as `update`."""
@@ -118,9 +126,9 @@ class PolicyTrainer:
         for index, trajectory in enumerate(trajectories):
             check_trajectory(trajectory, vocabulary_size=self.lm.vocabulary_size, needs=(), index=index)
         batch = self._token_batch(trajectories)
-        return [
-            row[:length] for row, length in zip(self._score(self.model, batch).tolist(), batch.lengths, strict=True)
-        ]
+        with self._adapting(POLICY_ADAPTER):
+            rows = self._score(self.model, batch).tolist()
+        return [row[:length] for row, length in zip(rows, batch.lengths, strict=True)]
 
     def update(self, trajectories: Sequence[Trajectory] | Batch) -> dict[str, float]:
         """Train on a batch; return metrics of it, as docs/rl-internals.md lists them.
@@ -137,11 +145,15 @@ class PolicyTrainer:
             NonFiniteUpdatesError: this is the third update in a row that was not finite; the message says where the
                 batch was written to.
         """
-        start = self._clock()
         rows = _rows_of(trajectories)
         if not rows:
             raise ValueError("no trajectories to train on: a batch has at least one")
         self.check(rows)
+        with self._adapting(POLICY_ADAPTER):
+            return self._update(rows)
+
+    def _update(self, rows: Sequence[Trajectory]) -> dict[str, float]:
+        start = self._clock()
         batch, metrics = self._with_logprobs(self._token_batch(rows))
         rewards = [float(row["reward"]) for row in rows] if all("reward" in row for row in rows) else []
         metrics |= _rollout_metrics(batch, rewards)
@@ -169,10 +181,14 @@ class PolicyTrainer:
     def save(self, directory: str | Path) -> None:
         """Write model, tokenizer, optimizer, schedule and generators into a directory, which is made if needed.
 
-        It has the layout of Hugging Face and loads with ``from_pretrained``. The files are not written all at once:
-        write into a new directory and rename it when this returns.
+        It has the layout of Hugging Face and loads with ``from_pretrained``; of an adapter, with that of `peft`. The
+        files are not written all at once: write into a new directory and rename it when this returns.
         """
-        self.lm.save(directory)
+        if self._adapters is None:
+            self.lm.save(directory)
+        else:
+            self._adapters.save(POLICY_ADAPTER, directory, self.lm.name)
+            self.lm.save_tokenizer(directory)
         trainer_files.save_state(directory, self._state(), self._optimizer)
 
     def load(self, directory: str | Path) -> None:
@@ -184,7 +200,13 @@ class PolicyTrainer:
             FileNotFoundError: a file is missing; the message names it.
             ValueError: the directory has another model; the message has the difference.
         """
-        state = trainer_files.load_state(directory, self.model, self._optimizer)
+        state = trainer_files.read_state(directory)
+        if self._adapters is None:
+            trainer_files.load_model_weights(directory, self.model)
+        else:
+            self._adapters.load(POLICY_ADAPTER, directory)
+        # Learning rate and decay are those of the optimizer, as they may have been set to other values since.
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state.pop("optimizer")})
         self.updates, self.skipped, self.not_finite = state["updates"], state["skipped"], state["not_finite"]
         self._not_finite_in_a_row = state["not_finite_in_a_row"]
         self._baseline = state["baseline"]
@@ -202,6 +224,10 @@ class PolicyTrainer:
             "order": self._order.get_state(),
             "kl_coefficient": self._kl_control.value if self.settings.kl else None,
         }
+
+    def _adapting(self, name: str | None) -> AbstractContextManager[None]:
+        """Select the adapter, or none of it, in forward and backward passes."""
+        return nullcontext() if self._adapters is None else self._adapters.selected(name)
 
     # Before the update ------------------------------------------------------------------------------------------------
 
@@ -226,8 +252,9 @@ class PolicyTrainer:
                 correction = self._correct(columns["old_logprobs"], columns["rollout_logprobs"], batch.mask)
                 batch = batch.with_columns(weights=correction.weights, kept=correction.mask)
                 metrics = {f"rollout_{name}": value for name, value in correction.metrics.items()}
-        if self._reference is not None:
-            batch = batch.with_columns(ref_logprobs=self._score(self._reference, batch))
+        if settings.kl is not None:
+            with self._adapting(None):
+                batch = batch.with_columns(ref_logprobs=self._score(self._reference or self.model, batch))
         return batch, metrics
 
     def _correct(self, logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Correction:
@@ -419,6 +446,10 @@ def _controller(settings: GRPO) -> AdaptiveKlController | FixedKlController:
         if kl.target is None
         else AdaptiveKlController(kl.coefficient, kl.target, kl.horizon)
     )
+
+
+def _trained(weights: flat_weights.Weights) -> Iterable[tuple[str, Tensor]]:
+    return weights.named_parameters() if isinstance(weights, torch.nn.Module) else weights.items()
 
 
 def _frozen_copy(model: Any) -> Any:

@@ -22,26 +22,28 @@ def save_state(directory: str | Path, state: dict[str, Any], optimizer: torch.op
     torch.save({**state, "optimizer": optimizer.state_dict()["state"]}, Path(directory, STATE_FILE))
 
 
-def load_state(directory: str | Path, model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Load weights into ``model`` and moments into ``optimizer``; return the state that `save_state` got.
+def load_model_weights(directory: str | Path, model: Any) -> None:
+    """Load the weights of a saved model into ``model``.
 
     Raises:
-        FileNotFoundError: the state or the model is missing.
-        ValueError: the directory has another model; then nothing was loaded.
+        FileNotFoundError: there is no model.
+        ValueError: it is another model; then nothing was loaded.
     """
-    path = Path(directory, STATE_FILE)
-    if not path.is_file():
-        raise FileNotFoundError(f"no checkpoint of a trainer in {directory}: it has no file {STATE_FILE}")
     if not Path(directory, "config.json").is_file():
         raise FileNotFoundError(f"no checkpoint of a model in {directory}: it has no file config.json")
     dtype = next(iter(model.parameters())).dtype
     saved = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
     if difference := flat_weights.table_of(model).difference_text(flat_weights.table_of(saved)):
         raise ValueError(f"the checkpoint in {directory} is of another model: {difference}")
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     model.load_state_dict(saved.state_dict())
-    # Learning rate and decay are those of the optimizer, as they may have been set to other values since.
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": state.pop("optimizer")})
+
+
+def read_state(directory: str | Path) -> dict[str, Any]:
+    """Return what `save_state` got, the moments of the optimizer as ``optimizer``. Raises FileNotFoundError."""
+    path = Path(directory, STATE_FILE)
+    if not path.is_file():
+        raise FileNotFoundError(f"no checkpoint of a trainer in {directory}: it has no file {STATE_FILE}")
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return state
 
 

@@ -2,6 +2,7 @@
 
 Upwards, each may import those above it:
 
+- `checks`: of numbers and names. `lora`: settings of adapters.
 - `settings`: numbers and names of an algorithm, checked when they are written down.
 - `errors`: errors that end a run.
 - `trajectory_checks`: problems of a trajectory, before or after it is sent.

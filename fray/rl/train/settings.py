@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from attrs import Attribute, asdict, field, frozen
 from attrs.converters import optional
 
 from fray.model.text import near_text
+from fray.rl.train.checks import ABOVE_0, BELOW_1, FROM_0, count, fail, number, one_of
+from fray.rl.train.lora import LoRA
 
 ADVANTAGES = ("grpo", "dr_grpo", "rloo", "reinforce", "step_grpo")
 """Ways from rewards to advantages: functions of `fray.rl.core.advantages`."""
@@ -29,48 +30,6 @@ KL_ESTIMATORS = ("kl", "abs", "mse", "low_var_kl")
 CORRECTION_LEVELS = ("token", "sequence", "geometric")
 DTYPES = ("float32", "bfloat16")
 
-_Check = Callable[[Any, "Attribute[Any]", Any], None]
-
-
-def _fail(instance: object, attribute: Attribute[Any], value: object, expected: str) -> ValueError:
-    return ValueError(f"invalid {attribute.name}={value!r} of {type(instance).__name__}: expected {expected}")
-
-
-def _one_of(names: Collection[str]) -> _Check:
-    def check(instance: object, attribute: Attribute[Any], value: object) -> None:
-        if value not in names:
-            raise _fail(instance, attribute, value, f"one of {', '.join(names)}{near_text(str(value), names)}")
-
-    return check
-
-
-def _number(expected: str, is_valid: Callable[[float], bool]) -> _Check:
-    """Return a check of finite numbers, None included where the default is None."""
-
-    def check(instance: object, attribute: Attribute[Any], value: object) -> None:
-        if value is None and attribute.default is None:
-            return
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not is_number or not is_valid(value):  # type: ignore[arg-type]
-            raise _fail(instance, attribute, value, expected)
-
-    return check
-
-
-def _count(least: int) -> _Check:
-    def check(instance: object, attribute: Attribute[Any], value: object) -> None:
-        if value is None and attribute.default is None:
-            return
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise _fail(instance, attribute, value, f"a whole number of {least} or more")
-
-    return check
-
-
-_ABOVE_0 = _number("a number above 0", lambda value: value > 0)
-_FROM_0 = _number("a number of 0 or more", lambda value: value >= 0)
-_BELOW_1 = _number("a number of 0 or more and below 1", lambda value: 0 <= value < 1)
-
 
 @frozen
 class KlPenalty:
@@ -84,11 +43,11 @@ class KlPenalty:
         horizon: samples after which a divergence far from the target changes the coefficient by 20 %.
     """
 
-    coefficient: float = field(default=0.001, validator=_ABOVE_0)
-    estimator: str = field(default="low_var_kl", validator=_one_of(KL_ESTIMATORS))
-    place: str = field(default="loss", validator=_one_of(("loss", "reward")))
-    target: float | None = field(default=None, validator=_ABOVE_0)
-    horizon: float = field(default=10_000, validator=_ABOVE_0)
+    coefficient: float = field(default=0.001, validator=ABOVE_0)
+    estimator: str = field(default="low_var_kl", validator=one_of(KL_ESTIMATORS))
+    place: str = field(default="loss", validator=one_of(("loss", "reward")))
+    target: float | None = field(default=None, validator=ABOVE_0)
+    horizon: float = field(default=10_000, validator=ABOVE_0)
 
 
 @frozen
@@ -102,10 +61,10 @@ class OffPolicyCorrection:
         high: highest weight, or highest ratio that ``reject`` keeps.
     """
 
-    kind: str = field(default="truncate", validator=_one_of(("truncate", "reject")))
-    level: str = field(default="token", validator=_one_of(CORRECTION_LEVELS))
-    low: float = field(default=0.5, validator=_FROM_0)
-    high: float = field(default=2.0, validator=_ABOVE_0)
+    kind: str = field(default="truncate", validator=one_of(("truncate", "reject")))
+    level: str = field(default="token", validator=one_of(CORRECTION_LEVELS))
+    low: float = field(default=0.5, validator=FROM_0)
+    high: float = field(default=2.0, validator=ABOVE_0)
 
     def __attrs_post_init__(self) -> None:
         if self.low > self.high:
@@ -122,14 +81,18 @@ def _as_correction(value: OffPolicyCorrection | str) -> OffPolicyCorrection:
     return value if isinstance(value, OffPolicyCorrection) else OffPolicyCorrection(value)
 
 
+def _as_lora(value: LoRA | int) -> LoRA:
+    return value if isinstance(value, LoRA) else LoRA(value)
+
+
 def _check_loss(instance: object, attribute: Attribute[Any], value: object) -> None:
     if not callable(value):
-        _one_of(LOSS_OPTIONS)(instance, attribute, value)
+        one_of(LOSS_OPTIONS)(instance, attribute, value)
 
 
 def _check_betas(instance: object, attribute: Attribute[Any], value: object) -> None:
     if not (isinstance(value, tuple) and len(value) == 2 and all(0 <= beta < 1 for beta in value)):
-        raise _fail(instance, attribute, value, "two numbers of 0 or more and below 1, such as (0.9, 0.95)")
+        raise fail(instance, attribute, value, "two numbers of 0 or more and below 1, such as (0.9, 0.95)")
 
 
 @frozen
@@ -164,6 +127,7 @@ class GRPO:
         micro_batch_tokens: padded tokens in one forward pass, an upper limit beside ``micro_batch``; None: no limit.
         dtype: of the forward pass, one of `DTYPES`; weights, gradients and optimizer keep the type of the model.
         gradient_checkpointing: compute activations again in the backward pass, for less memory.
+        lora: adapter that is trained instead of the model's weights, or its rank; None: all weights are trained.
         seed: of the order of minibatches.
 
     Raises:
@@ -171,35 +135,36 @@ class GRPO:
             what was expected, and the nearest of the names.
     """
 
-    groups: int = field(default=32, validator=_count(1))
-    group_size: int = field(default=16, validator=_count(1))
-    lr: float = field(default=1e-5, validator=_FROM_0)
-    steps: int | None = field(default=None, validator=_count(1), kw_only=True)
-    warmup_steps: int = field(default=0, validator=_count(0), kw_only=True)
+    groups: int = field(default=32, validator=count(1))
+    group_size: int = field(default=16, validator=count(1))
+    lr: float = field(default=1e-5, validator=FROM_0)
+    steps: int | None = field(default=None, validator=count(1), kw_only=True)
+    warmup_steps: int = field(default=0, validator=count(0), kw_only=True)
     betas: tuple[float, float] = field(default=(0.9, 0.95), converter=tuple, validator=_check_betas, kw_only=True)
-    eps: float = field(default=1e-8, validator=_ABOVE_0, kw_only=True)
-    weight_decay: float = field(default=0.01, validator=_FROM_0, kw_only=True)
+    eps: float = field(default=1e-8, validator=ABOVE_0, kw_only=True)
+    weight_decay: float = field(default=0.01, validator=FROM_0, kw_only=True)
     grad_clip: float | None = field(default=1.0, kw_only=True)
-    advantage: str = field(default="grpo", validator=_one_of(ADVANTAGES), kw_only=True)
+    advantage: str = field(default="grpo", validator=one_of(ADVANTAGES), kw_only=True)
     gamma: float = field(
-        default=1.0, validator=_number("a number above 0 and at most 1", lambda value: 0 < value <= 1), kw_only=True
+        default=1.0, validator=number("a number above 0 and at most 1", lambda value: 0 < value <= 1), kw_only=True
     )
-    baseline_decay: float = field(default=0.9, validator=_BELOW_1, kw_only=True)
+    baseline_decay: float = field(default=0.9, validator=BELOW_1, kw_only=True)
     loss: str | Callable[..., Any] = field(default="clip", validator=_check_loss, kw_only=True)
-    clip_low: float | None = field(default=None, validator=_FROM_0, kw_only=True)
-    clip_high: float | None = field(default=None, validator=_FROM_0, kw_only=True)
+    clip_low: float | None = field(default=None, validator=FROM_0, kw_only=True)
+    clip_high: float | None = field(default=None, validator=FROM_0, kw_only=True)
     loss_options: Mapping[str, Any] = field(factory=dict, kw_only=True)
-    aggregation: str = field(default="token-mean", validator=_one_of(AGGREGATIONS), kw_only=True)
-    aggregation_length: int | None = field(default=None, validator=_count(1), kw_only=True)
+    aggregation: str = field(default="token-mean", validator=one_of(AGGREGATIONS), kw_only=True)
+    aggregation_length: int | None = field(default=None, validator=count(1), kw_only=True)
     correction: OffPolicyCorrection | None = field(default=None, converter=optional(_as_correction), kw_only=True)
     old_logprobs: str | None = field(default=None, kw_only=True)
     kl: KlPenalty | None = field(default=None, converter=optional(_as_kl), kw_only=True)
-    minibatches: int = field(default=1, validator=_count(1), kw_only=True)
-    micro_batch: int | None = field(default=None, validator=_count(1), kw_only=True)
-    micro_batch_tokens: int | None = field(default=None, validator=_count(1), kw_only=True)
-    dtype: str = field(default="float32", validator=_one_of(DTYPES), kw_only=True)
+    minibatches: int = field(default=1, validator=count(1), kw_only=True)
+    micro_batch: int | None = field(default=None, validator=count(1), kw_only=True)
+    micro_batch_tokens: int | None = field(default=None, validator=count(1), kw_only=True)
+    dtype: str = field(default="float32", validator=one_of(DTYPES), kw_only=True)
     gradient_checkpointing: bool = field(default=False, kw_only=True)
-    seed: int = field(default=0, validator=_count(0), kw_only=True)
+    lora: LoRA | None = field(default=None, converter=optional(_as_lora), kw_only=True)
+    seed: int = field(default=0, validator=count(0), kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         if self.grad_clip is not None and not self.grad_clip > 0:
