@@ -71,7 +71,8 @@ BRIDGE = {
 ALONE_OPENS: dict[str, str | tuple[str, ...]] = {
     "anyio": "aio/crossing.py",
     "joblib": "blocking/joblib_backend.py",
-    "cattrs": "net/codec.py",
+    "cattrs": ("net/codec.py", "rl/recipe/typed.py"),
+    "omegaconf": "rl/recipe/sources.py",
     "cryptography": "net/tls/certificates.py",
     "cloudpickle": "runtime/serialization/pickling.py",
     "pickle": "runtime/serialization/pickling.py",
@@ -315,7 +316,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "rl": (
         ("core", "data", "model_spec", "nexrl_types", "weights_table"),
         ("checkpoint", "inference.requests", "journal_file", "nexrl", "tokenizers", "train"),
-        ("tensors",),
+        ("recipe", "tensors"),
         ("inference", "messages"),
         ("coordinator", "rollout", "trainer_process"),
         ("controller",),
