@@ -14,11 +14,12 @@ from attrs import define, field
 
 from fray.rl.core.journal import BatchLoaded, BatchTaken, Entry
 from fray.rl.core.leases import Lease
-from fray.rl.core.run_record import VALIDATION, RunPlan, RunRecord, StalePolicy
+from fray.rl.core.run_record import RunPlan, RunRecord, StalePolicy
 from fray.rl.core.run_state import NoTask, PutAnswer, RunState
 from fray.rl.core.server_states import ServerEvent, ServerFleet, ServerRecord, ServerState
 from fray.rl.core.tasks import TaskOrder
 from fray.rl.core.trajectory_store import ReadyRule, Sample
+from fray.rl.core.validation import VALIDATION, ValidationPlan
 from fray.rl.core.versions import Segment, SyncMode, VersionName
 
 CALM_STEPS = 20_000
@@ -64,7 +65,17 @@ def random_plan(rng: random.Random) -> RunPlan:
         steps=rng.choice([None, 10, 20]),
         drop_equal_rewards=rng.random() < 0.3,
         max_replaced_groups=2,
+        validation=random_validation(rng),
     )
+
+
+def random_validation(rng: random.Random) -> ValidationPlan | None:
+    """Return the validations of a run; half of the runs have none."""
+    every, before = rng.choice([None, None, 1, 2, 3]), rng.random() < 0.5
+    samples, whole = rng.choice([1, 2]), rng.random() < 0.3
+    if every is None and not before:
+        return None
+    return ValidationPlan(rng.randrange(1, 5), every, before, samples, whole)
 
 
 @define
@@ -92,6 +103,8 @@ class SimulatedRun:
     """Episodes of living workers, and of those that are taken for dead and deliver all the same."""
     updates: list[list[Sample]] = field(init=False, factory=list)
     """Samples of each update of the current line."""
+    validated: list[VersionName] = field(init=False, factory=list)
+    """Versions whose validation has ended, in order."""
     now: float = field(init=False, default=0.0)
     workers: int = field(init=False, default=4)
     incarnation: int = field(init=False, default=0)
@@ -105,7 +118,8 @@ class SimulatedRun:
         self.rng = random.Random(f"rl-{self.seed}")
         self.plan = random_plan(self.rng)
         self.state = RunState.new(self.plan)
-        self.checkpoint = self.state.snapshot()
+        self.write()
+        self.checkpoint, self.journal = self.state.snapshot(), []
         for name in ("s1", "s2"):
             self.fleet.servers[name] = ServerRecord(name, restarts_left=1_000)
 
@@ -129,7 +143,7 @@ class SimulatedRun:
             self.happened[event.__name__] += 1
             self.write()
             self.check()
-            if self.state.is_done and not self.has_faults and self.state.record.validation is None:
+            if self.state.is_finished and not self.has_faults:
                 self.check_end()
                 return self.happened
         self.violated(f"the run does not end: {self.state.wait_reason()}, {self.state.record}")
@@ -158,7 +172,7 @@ class SimulatedRun:
             return
         lease = self.state.take_task(idle[0], self.now)
         if isinstance(lease, NoTask):
-            if lease.is_final and not self.state.is_done:
+            if lease.is_final and not self.state.is_finished:
                 self.violated("a worker is sent away for good before the run is done")
             return
         self.episodes.append(Episode(lease, idle[0]))
@@ -171,9 +185,10 @@ class SimulatedRun:
         episode = self.rng.choice(self.episodes)
         if server.state is not ServerState.HEALTHY:
             self.violated(f"{server} answers")
-        pinned = self.state.record.weights.pinned
-        if pinned and episode.lease.task.epoch == VALIDATION and server.version != pinned:
-            self.violated(f"the validation of {pinned} is answered by {server.version}")
+        round_ = self.state.record.validation
+        is_validation = episode.lease.task.epoch == VALIDATION and self.is_open(episode)
+        if is_validation and (round_ is None or server.version != round_.version):
+            self.violated(f"{round_} is answered by {server.version}")
         if sum(tokens for _, tokens in episode.segments) < TOKENS:
             episode.segments.append((server.version, TOKENS // 2))
 
@@ -184,14 +199,18 @@ class SimulatedRun:
         episode = self.rng.choice(full)
         self.episodes.remove(episode)
         task = episode.lease.task
-        if task.epoch == VALIDATION:
-            self.state.put_validated(episode.lease.number)
-            return
+        score = (("lease", float(hash(episode.lease.number))),)
         samples = [
-            Sample(task, run, tuple(episode.segments), (float(self.rng.random() < 0.5),)) for run in range(task.samples)
+            Sample(task, run, tuple(episode.segments), (float(self.rng.random() < 0.5),), score)
+            for run in range(task.samples)
         ]
+        is_validation = task.epoch == VALIDATION
+        if is_validation and self.is_open(episode):
+            self.happened["validated"] += 1
         answer = self.state.put(episode.lease.number, samples, [(task.group_id,)] * task.samples)
         self.happened[f"put {answer.value}"] += 1
+        if is_validation:
+            return
         if answer is PutAnswer.SUCCESS and self.plan.mode is SyncMode.SYNC and self.plan.stale is not StalePolicy.DROP:
             names = {name for name, _ in episode.segments}
             if names != {self.state.record.weights.rollout}:
@@ -229,7 +248,7 @@ class SimulatedRun:
     def server_acts(self) -> None:
         weights = self.state.record.weights
         server = self.rng.choice(list(self.fleet.servers.values()))
-        target = weights.to_send or weights.rollout
+        target = weights.target
         match server.state:
             case ServerState.RESTARTING:
                 server.observe(ServerEvent.READY, server.incarnation)
@@ -289,7 +308,9 @@ class SimulatedRun:
         self.state = RunState.rewind(self.checkpoint, self.incarnation)
         self.loads = 0
         self.checkpoint, self.journal = self.state.snapshot(), []
-        del self.updates[self.state.record.weights.line.number :]
+        number = self.state.record.weights.line.number
+        del self.updates[number:]
+        self.validated = [name for name in self.validated if name.number <= number]
 
     def pool_dies(self) -> None:
         """The process with this state is lost, and rebuilt from the checkpoint and the journal."""
@@ -304,13 +325,22 @@ class SimulatedRun:
     # Validation
 
     def validation_acts(self) -> None:
-        record = self.state.record
-        if record.validation is None:
-            loaded = self.fleet.has_loaded(record.weights.rollout)
-            if self.has_faults and loaded and record.weights.to_send is None and self.rng.random() < 0.2:
-                self.state.begin_validation(3)
-        elif record.validation.is_complete:
-            self.state.end_validation()
+        """The controller reports a complete validation, sometimes twice: its answer was lost."""
+        round_ = self.state.complete_validation
+        if round_ is None:
+            return
+        results = [sample for samples in round_.delivered.values() for sample in samples]
+        if any(name != round_.version for sample in results for name, _ in sample.segments):
+            self.violated(f"the validation of {round_.version} has tokens of another version: {results}")
+        found = sorted([*round_.delivered, *round_.dropped])
+        if found != round_.plan.tasks():
+            self.violated(f"the validation of {round_.version} has {found}, not each of its tasks once")
+        if results and not 0 <= round_.metrics()["val/reward"] <= 1:
+            self.violated(f"{round_.metrics()}")
+        self.validated.append(round_.version)
+        self.state.end_validation(round_.version)
+        if self.rng.random() < 0.2:
+            self.state.end_validation(round_.version)
 
     # Invariants
 
@@ -322,6 +352,10 @@ class SimulatedRun:
             self.violated(str(error))
         if not state.wait_reason():
             self.violated("no reason to wait")
+        if record.validation is not None and record.weights.rollout != record.validation.version:
+            self.violated(f"servers take {record.weights.rollout} in the validation of {record.validation.version}")
+        if any(sample.task.epoch == VALIDATION for sample in (*record.store.samples, *record.batch_samples)):
+            self.violated("a sample of a validation is to be trained")
         if record.counts.dropped["group_incomplete"]:
             self.violated("a group lacked samples that were accounted for")
         untrained = len(record.open_groups) * self.plan.group_size
@@ -378,6 +412,7 @@ class SimulatedRun:
                 record.open_groups,
                 record.is_held,
                 record.loaded,
+                record.validation,
             ]
 
         for one, other in zip(facts(before), facts(after), strict=True):
@@ -386,7 +421,26 @@ class SimulatedRun:
 
     def check_end(self) -> None:
         counts = self.state.record.counts
+        self.check_validated()
         if self.plan.steps is None and self.state.open_samples:
             self.violated(f"the run is done with {self.state.open_samples} samples open: {counts}")
         if sum(len(update) for update in self.updates) != counts.trained:
             self.violated(f"{counts.trained} samples counted as trained, {len(self.updates)} updates")
+
+    def check_validated(self) -> None:
+        """Check that each multiple of ``every`` was validated, or another version soon after it."""
+        plan, line = self.plan.validation, self.state.record.weights.line
+        numbers = [name.number for name in self.validated]
+        if self.validated and (plan is None or not all(line.has(name) for name in self.validated)):
+            self.violated(f"versions {self.validated} were validated, but {line} is what was trained")
+        if plan is None:
+            return
+        if plan.before and 0 not in numbers:
+            self.violated(f"the first version was not validated, but {numbers}")
+        for multiple in range(plan.every, line.number + 1, plan.every) if plan.every else ():
+            if not any(number >= multiple for number in numbers):
+                self.violated(f"version {multiple} was not validated, but {numbers}")
+        if self.plan.mode is SyncMode.SYNC and plan.every:
+            expected = set(range(plan.every, line.number + 1, plan.every))
+            if not expected <= set(numbers):
+                self.violated(f"versions {expected} are to be validated, but {numbers} were")

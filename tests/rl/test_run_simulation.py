@@ -10,10 +10,10 @@ import pytest
 
 from fray.rl.core import server_states
 from fray.rl.core.accounting import SampleCounts
-from fray.rl.core.journal import TaskFailed
+from fray.rl.core.journal import SamplesAccepted, TaskFailed
 from fray.rl.core.leases import LeaseTable
 from fray.rl.core.run_record import RunRecord
-from fray.rl.core.run_state import RunState
+from fray.rl.core.run_state import PutAnswer, RunState
 from fray.rl.core.server_states import ServerEvent, ServerFleet, ServerState
 from fray.rl.core.trajectory_store import TrajectoryStore
 from fray.rl.core.versions import Gate, VersionLine, WeightSchedule
@@ -30,7 +30,7 @@ def test_runs_with_faults_keep_every_promise() -> None:
     for seed in range(SEEDS):
         happened += SimulatedRun(seed).run()
     # Each kind of event, answers of the pool included.
-    assert {"pool_dies", "trainer_dies", "put re-rollout", "put fail"} <= happened.keys(), happened
+    assert {"pool_dies", "trainer_dies", "put re-rollout", "put fail", "validated"} <= happened.keys(), happened
 
 
 @pytest.mark.full
@@ -100,18 +100,35 @@ def weights_are_not_sent_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def validation_is_not_pinned(patch: pytest.MonkeyPatch) -> None:
-    apply = RunRecord.apply
-
-    def unpinned(self: RunRecord, entry: Any) -> None:
-        apply(self, entry)
-        if self.weights.pinned is not None:
-            patch.setattr(WeightSchedule, "to_send", property(send_always))
-
-    patch.setattr(RunRecord, "apply", unpinned)
+    patch.setattr(WeightSchedule, "to_send", property(lambda self: self.line.current if self.is_due else None))
 
 
-def send_always(self: WeightSchedule) -> Any:
-    return self.line.current if self.rollout != self.line.current and self.gate is not Gate.TRAINING else None
+def validations_are_not_due(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WeightSchedule, "_wants_validation", property(lambda self: False))
+
+
+def lost_validations_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    fork = WeightSchedule.fork
+
+    def unpinned(self: WeightSchedule, number: int) -> Any:
+        self.pinned = None
+        return fork(self, number)
+
+    patch.setattr(WeightSchedule, "fork", unpinned)
+
+
+def validation_results_are_trained(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RunState, "_put_validated", put_for_training)
+
+
+def put_for_training(self: RunState, lease: Any, samples: Any) -> Any:
+    self._validation_leases.close(lease.number)
+    self._add(SamplesAccepted(tuple(samples), tuple((sample.task.group_id,) for sample in samples)))
+    return PutAnswer.SUCCESS
+
+
+def workers_leave_before_the_last_validation(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RunState, "is_finished", property(lambda self: self.is_done))
 
 
 def dead_servers_answer(patch: pytest.MonkeyPatch) -> None:
@@ -196,6 +213,10 @@ MUTATIONS = [
     a_resumed_trainer_keeps_its_incarnation,
     weights_are_not_sent_again,
     validation_is_not_pinned,
+    validations_are_not_due,
+    lost_validations_are_forgotten,
+    validation_results_are_trained,
+    workers_leave_before_the_last_validation,
     dead_servers_answer,
     suspect_servers_get_requests,
     old_incarnations_are_believed,

@@ -11,6 +11,7 @@ from fray.rl.core.run_record import RunPlan, StalePolicy
 from fray.rl.core.run_state import NoTask, PutAnswer, RunState
 from fray.rl.core.tasks import TaskOrder
 from fray.rl.core.trajectory_store import ReadyRule, Sample
+from fray.rl.core.validation import ValidationPlan
 from fray.rl.core.versions import Segment, SyncMode, VersionName
 
 
@@ -25,9 +26,11 @@ def take(state: RunState, worker: str = "w", now: float = 0.0) -> Lease:
     return lease
 
 
-def put(state: RunState, lease: Lease, *segments: Segment, reward: float = 1.0) -> PutAnswer:
+def put(
+    state: RunState, lease: Lease, *segments: Segment, reward: float = 1.0, score: tuple[tuple[str, float], ...] = ()
+) -> PutAnswer:
     made_by = segments or ((state.record.weights.rollout, 4),)
-    samples = [Sample(lease.task, run, made_by, (reward + run,)) for run in range(lease.task.samples)]
+    samples = [Sample(lease.task, run, made_by, (reward + run,), score) for run in range(lease.task.samples)]
     return state.put(lease.number, samples, [(lease.task.group_id,)] * len(samples))
 
 
@@ -60,7 +63,7 @@ def test_golden_order_of_the_loader() -> None:
     assert roll_out_all(state) == "p4 p4 - the next batch waits for the next weights"
     # The last batch is smaller.
     assert update(state) == ["0-4-0/0", "0-4-1/0"]
-    assert state.take_task("w", 0.0) == NoTask("all data is rolled out", is_final=True)
+    assert state.take_task("w", 0.0) == NoTask("no further update will be done", is_final=True)
     assert state.is_done
 
 
@@ -206,26 +209,108 @@ def test_groups_with_equal_rewards_are_replaced_and_not_for_ever() -> None:
 
 
 def test_a_validation_uses_one_version_and_its_rows_never_reach_the_trainer() -> None:
-    state = new_run(rows=40, mode=SyncMode.FULLY_ASYNC, threshold=4)
+    validation = ValidationPlan(rows=2, every=1, samples=2)
+    state = new_run(rows=40, mode=SyncMode.FULLY_ASYNC, threshold=4, validation=validation)
     roll_out_all(state)
     update(state)
-    state.begin_validation(2)
-    first, second = take(state, "w1"), take(state, "w2")
-    assert (first.task.row, second.task.row) == (0, 1)
-    assert put(state, first) is PutAnswer.FAIL
+    leases = [take(state, worker) for worker in ("w1", "w1", "w1", "w2")]
+    assert [(lease.task.row, lease.task.repeat) for lease in leases] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     roll_out_all(state)
     assert state.next_batch()
     state.finish_update()
-    assert state.record.weights.to_send is None
-    assert state.put_validated(first.number) is PutAnswer.SUCCESS
-    with pytest.raises(ValueError, match="no validation is complete"):
-        state.end_validation()
+    assert (state.record.weights.to_send, state.record.weights.target) == (None, VersionName(0, 1))
+    for number, lease in enumerate(leases[:3]):
+        assert put(state, lease, reward=number, score=(("exact", 1.0 - number),)) is PutAnswer.SUCCESS
+    state.end_validation(VersionName(0, 1))
+    assert state.complete_validation is None
     state.lose_worker("w2")
-    assert state.put_validated(second.number) is PutAnswer.FAIL
-    assert state.put_validated(take(state).number) is PutAnswer.SUCCESS
-    state.end_validation()
+    assert put(state, leases[3]) is PutAnswer.FAIL
+    assert put(state, take(state), reward=3, score=(("late", 1.0),)) is PutAnswer.SUCCESS
+    round_ = state.complete_validation
+    assert round_ is not None
+    assert round_.version == VersionName(0, 1)
+    assert round_.metrics() == {
+        "val/reward": 1.5,
+        "val/exact": 0.0,
+        "val/late": 1.0,
+        "val/samples": 4.0,
+        "val/dropped": 0.0,
+    }
+    state.end_validation(VersionName(0, 1))
     assert state.record.weights.to_send == VersionName(0, 2)
-    assert state.record.counts.validated == 2
+    assert state.record.counts.validated == 4
+    state.record.counts.check(state.open_samples)
+
+
+def test_a_validation_is_made_by_no_other_version() -> None:
+    state = new_run(validation=ValidationPlan(rows=1, before=True))
+    lease = take(state)
+    other = Sample(lease.task, 0, ((VersionName(0, 0), 1), (VersionName(0, 1), 1)), (1.0,))
+    assert state.put(lease.number, [other], [("g",)]) is PutAnswer.RE_ROLLOUT
+    again = take(state)
+    assert (again.task, again.number != lease.number) == (lease.task, True)
+    assert put(state, again) is PutAnswer.SUCCESS
+    round_ = state.complete_validation
+    assert round_ is not None
+    assert round_.metrics()["val/samples"] == 1
+
+
+def test_a_validation_whose_tasks_fail_ends_without_them() -> None:
+    state = new_run(validation=ValidationPlan(rows=2, before=True, samples=2, whole_groups=True), max_losses=1)
+    state.fail(take(state).number, "KeyError")
+    state.fail(take(state).number, "KeyError")
+    state.fail(take(state).number, "KeyError")
+    take(state, "w9")
+    state.lose_worker("w9")
+    round_ = state.complete_validation
+    assert round_ is not None
+    assert round_.metrics() == {"val/samples": 0.0, "val/dropped": 4.0}
+    assert state.record.counts.dropped == {"KeyError": 2, "worker_lost": 2}
+    state.record.counts.check(state.open_samples)
+
+
+def test_the_run_is_finished_when_its_last_version_is_validated() -> None:
+    state = new_run(steps=1, mode=SyncMode.BATCH_ASYNC, validation=ValidationPlan(rows=1, every=1))
+    roll_out_all(state)
+    assert state.next_batch()
+    # Without the validation, the servers of this mode would keep version 0 here.
+    assert state.finish_update() == state.record.weights.to_send == VersionName(0, 1)
+    assert (state.is_done, state.is_finished) == (True, False)
+    assert state.wait_reason() == "the validation of version 0.1 waits for the servers"
+    assert isinstance(state.take_task("w", 0.0), NoTask)
+    assert state.sync(VersionName(0, 1))
+    assert state.wait_reason() == "the validation of version 0.1: 0 of 1 tasks"
+    assert put(state, take(state)) is PutAnswer.SUCCESS
+    state.end_validation(VersionName(0, 1))
+    assert state.is_finished
+    assert state.take_task("w", 0.0) == NoTask("no further update will be done", is_final=True)
+
+
+def test_a_validation_that_the_trainer_did_not_survive_begins_again_with_the_version_it_continues_from() -> None:
+    state = new_run(validation=ValidationPlan(rows=1, every=1))
+    roll_out_all(state)
+    update(state)
+    checkpoint = state.snapshot()
+    lease = take(state)
+    state = RunState.rewind(checkpoint, 1)
+    assert state.record.validation is None
+    assert put(state, lease) is PutAnswer.FAIL
+    assert state.sync(VersionName(1, 1))
+    assert put(state, take(state)) is PutAnswer.SUCCESS
+    round_ = state.complete_validation
+    assert round_ is not None
+    assert round_.version == VersionName(1, 1)
+    state.record.counts.check(state.open_samples)
+
+
+def test_a_run_may_continue_without_the_validation_it_had() -> None:
+    state = new_run(validation=ValidationPlan(rows=1, before=True))
+    record = state.snapshot()
+    record.continue_with(new_run().record.plan)
+    state = RunState.rewind(record, 1)
+    assert state.sync(VersionName(1, 0))
+    assert state.record.validation is None
+    roll_out_all(state)
     state.record.counts.check(state.open_samples)
 
 

@@ -74,15 +74,40 @@ def test_the_age_is_that_of_the_oldest_token() -> None:
 
 
 def test_servers_keep_the_version_of_a_validation() -> None:
-    weights = WeightSchedule(SyncMode.FULLY_ASYNC, 4)
-    train(weights)
-    weights.pinned = weights.rollout
+    weights = WeightSchedule(SyncMode.FULLY_ASYNC, 4, validate_every=2)
+    versions = []
+    for number in range(1, 8):
+        weights.begin_update()
+        weights.finish_update()
+        versions.append(f"{weights.target.number}")
+        if weights.to_send is not None and number != 2:
+            weights.synced(weights.to_send)
+        if number in (3, 6):
+            weights.end_validation()
+    # Version 2 is sent while 3 is made. In the validation of 4, which ends after 6, 6 is to be validated as well.
+    assert versions == ["1", "2", "2", "4", "4", "4", "6"]
+    assert weights.last_validated == 6
+
+
+def test_a_version_is_sent_to_be_validated_where_rollouts_need_none() -> None:
+    weights = WeightSchedule(SyncMode.BATCH_ASYNC, 2, validate_every=1)
+    weights.begin_update()
+    name = weights.finish_update()
+    assert weights.to_send == name == VersionName(0, 1)
     weights.begin_update()
     weights.finish_update()
-    assert weights.to_send is None
-    assert not weights.synced(VersionName(0, 2))
-    weights.pinned = None
-    assert weights.to_send == VersionName(0, 2)
+    weights.begin_update()
+    assert weights.gate is Gate.TRAINING
+    # Rollouts of version 1 are young enough for update 3 and those after it.
+    assert weights.synced(name)
+    assert weights.gate is Gate.OPEN
+    weights.finish_update()
+    weights.begin_update()
+    assert weights.gate is Gate.TRAINING
+    weights.finish_update()
+    assert (weights.gate, weights.to_send) == (Gate.SYNCING, None)
+    weights.end_validation()
+    assert weights.to_send == VersionName(0, 4)
 
 
 def test_a_version_that_was_not_to_be_sent_changes_nothing() -> None:

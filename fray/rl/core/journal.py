@@ -112,17 +112,22 @@ class WeightsSynced:
 
 @frozen
 class ValidationBegan:
-    """The servers keep their version until the validation ends."""
-
-    rows: int
+    """The tasks of a validation are waiting; the servers keep their version until it ends."""
 
 
 @frozen
-class ValidationRowDone:
-    """A row of the validation has its result, or has none for a reason."""
+class ValidationDelivered:
+    """A task of a validation was rolled out."""
 
-    row: int
-    dropped: str | None = None
+    samples: tuple[Sample, ...]
+
+
+@frozen
+class ValidationDropped:
+    """A task of a validation will not be rolled out again."""
+
+    task: RolloutTask
+    reason: str
 
 
 @frozen
@@ -143,6 +148,7 @@ Entry: TypeAlias = (
     | BatchSkipped
     | WeightsSynced
     | ValidationBegan
-    | ValidationRowDone
+    | ValidationDelivered
+    | ValidationDropped
     | ValidationEnded
 )

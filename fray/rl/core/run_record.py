@@ -26,18 +26,18 @@ from fray.rl.core.journal import (
     TaskDropped,
     TaskFailed,
     ValidationBegan,
+    ValidationDelivered,
+    ValidationDropped,
     ValidationEnded,
-    ValidationRowDone,
     WeightsSynced,
 )
 from fray.rl.core.tasks import RolloutTask, TaskOrder
 from fray.rl.core.trajectory_store import ReadyRule, Sample, SampleGroup, TrajectoryStore
+from fray.rl.core.validation import ValidationPlan, ValidationRound
 from fray.rl.core.versions import Gate, SyncMode, WeightSchedule
 
 ADDED = -1
 """Epoch of rows that were added while the run was under way."""
-VALIDATION = -2
-"""Epoch of the rows of a validation."""
 EQUAL_REWARDS = "equal_rewards"
 """Reason of groups that dynamic sampling drops."""
 FRONT, BACK = 0, 1
@@ -70,6 +70,7 @@ class RunPlan:
         drop_equal_rewards: groups in which all rewards are equal are dropped and replaced (dynamic sampling).
         max_replaced_groups: how many in one step; more are trained as they are.
         on_error: errors at which the run ends.
+        validation: what is validated, and when; None: nothing is.
 
     Raises:
         ValueError: a number is out of its range, no whole number of groups fills a batch, or ``keep`` with a mode in
@@ -90,6 +91,7 @@ class RunPlan:
     drop_equal_rewards: bool = False
     max_replaced_groups: int = field(default=64, validator=validators.ge(0))
     on_error: OnError = OnError.STOP_ON_CRITICAL
+    validation: ValidationPlan | None = None
 
     def __attrs_post_init__(self) -> None:
         if self.stale is StalePolicy.KEEP and self.mode is not SyncMode.FULLY_ASYNC:
@@ -131,19 +133,6 @@ class RunPlan:
 
 
 @define
-class ValidationRound:
-    """A validation under way."""
-
-    rows: int
-    done: set[int] = field(factory=set)
-    dropped: Counter[str] = field(factory=Counter)
-
-    @property
-    def is_complete(self) -> bool:
-        return len(self.done) == self.rows
-
-
-@define
 class RunRecord:
     """Samples of a run by where they are. Changed by `apply` alone, with the same result wherever it is done."""
 
@@ -176,11 +165,18 @@ class RunRecord:
     @classmethod
     def new(cls, plan: RunPlan) -> RunRecord:
         """Return the record of a run that has not begun."""
-        return cls(plan, WeightSchedule(plan.mode, plan.threshold), plan.new_store())
+        weights = WeightSchedule(plan.mode, plan.threshold, _validate_every(plan))
+        if plan.validation is not None and plan.validation.before:
+            weights.pinned = weights.rollout
+        return cls(plan, weights, plan.new_store())
 
     def continue_with(self, plan: RunPlan) -> None:
         """Take the settings of the run that continues; rows, groups and their sizes must be those of the old plan."""
         self.plan, self.weights.mode, self.weights.threshold = plan, plan.mode, plan.threshold
+        self.weights.validate_every = _validate_every(plan)
+        if plan.validation is None:
+            self._abandon_validation()
+            self.weights.pinned = None
 
     def copy(self) -> RunRecord:
         """Return a copy that shares the samples, which do not change."""
@@ -247,13 +243,13 @@ class RunRecord:
                 self._open_gate(self.weights.skip_update)
             case WeightsSynced(version):
                 self._open_gate(lambda: self.weights.synced(version))
-            case ValidationBegan(rows):
-                self.validation, self.weights.pinned = ValidationRound(rows), self.weights.rollout
-                self.counts.issued += rows
-            case ValidationRowDone(row, dropped):
-                self._end_validation_row(row, dropped)
+            case ValidationBegan():
+                self._begin_validation()
+            case ValidationDelivered() | ValidationDropped():
+                self._end_validation_task(entry)
             case ValidationEnded():
-                self.validation = self.weights.pinned = None
+                self.validation = None
+                self.weights.end_validation()
 
     def rewind(self) -> None:
         """Continue with a new incarnation of the trainer. What the lost one made since is not known here."""
@@ -262,9 +258,7 @@ class RunRecord:
             for group in self.training:
                 self._again(group, "trainer lost")
             self.training = None
-        if self.validation is not None:
-            self.counts.issued -= self.validation.rows - len(self.validation.done)
-            self.validation = None
+        self._abandon_validation()
         self.weights.fork(self.weights.line.number)
 
     def _issue(self, tasks: Iterable[RolloutTask], priority: int) -> None:
@@ -307,11 +301,30 @@ class RunRecord:
         if was_closed and self.weights.gate is Gate.OPEN:
             self.is_held = False
 
-    def _end_validation_row(self, row: int, dropped: str | None) -> None:
-        assert self.validation is not None
-        self.validation.done.add(row)
-        if dropped is None:
-            self.counts.validated += 1
-        else:
-            self.validation.dropped[dropped] += 1
-            self.counts.dropped[dropped] += 1
+    def _begin_validation(self) -> None:
+        plan = self.plan.validation
+        # None where entries were written with the plan of an earlier start, which a checkpoint replaces next.
+        if plan is not None:
+            self.validation = ValidationRound(self.weights.rollout, plan)
+            self.counts.issued += sum(task.samples for task in plan.tasks())
+
+    def _end_validation_task(self, entry: ValidationDelivered | ValidationDropped) -> None:
+        if self.validation is None:
+            return
+        match entry:
+            case ValidationDelivered(samples):
+                self.validation.delivered[samples[0].task] = samples
+                self.counts.validated += len(samples)
+            case ValidationDropped(task, reason):
+                self.validation.dropped[task] = reason
+                self.counts.dropped[reason] += task.samples
+
+    def _abandon_validation(self) -> None:
+        """Forget the open tasks of a validation, which begins again if its version is still pinned."""
+        if self.validation is not None:
+            self.counts.issued -= sum(task.samples for task in self.validation.open_tasks)
+            self.validation = None
+
+
+def _validate_every(plan: RunPlan) -> int | None:
+    return None if plan.validation is None else plan.validation.every

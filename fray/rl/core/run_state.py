@@ -29,14 +29,16 @@ from fray.rl.core.journal import (
     TaskDropped,
     TaskFailed,
     ValidationBegan,
+    ValidationDelivered,
+    ValidationDropped,
     ValidationEnded,
-    ValidationRowDone,
     WeightsSynced,
 )
 from fray.rl.core.leases import Lease, LeaseTable
-from fray.rl.core.run_record import EQUAL_REWARDS, VALIDATION, RunPlan, RunRecord, StalePolicy
+from fray.rl.core.run_record import EQUAL_REWARDS, RunPlan, RunRecord, StalePolicy
 from fray.rl.core.tasks import RolloutTask
 from fray.rl.core.trajectory_store import Sample, SampleGroup
+from fray.rl.core.validation import ValidationRound, foreign_versions
 from fray.rl.core.versions import Gate, Segment, VersionName
 
 
@@ -76,13 +78,16 @@ class RunState:
     _leases: LeaseTable = field(init=False)
     _validation_leases: LeaseTable = field(init=False)
     _validation_waiting: list[RolloutTask] = field(init=False, factory=list)
-    _validation_attempts: Counter[int] = field(init=False, factory=Counter)
+    _validation_attempts: Counter[RolloutTask] = field(init=False, factory=Counter)
+    _validation_losses: Counter[RolloutTask] = field(init=False, factory=Counter)
 
     def __attrs_post_init__(self) -> None:
         self.failures = self.record.plan.new_failures()
         self._leases = LeaseTable(f"{self.incarnation}", self.record.plan.lease_s)
         self._validation_leases = LeaseTable(f"{self.incarnation}v", self.record.plan.lease_s)
-        self._refill_validation()
+        if (round_ := self.record.validation) is not None:
+            self._validation_waiting = round_.open_tasks
+        self._begin_validation()
 
     @classmethod
     def new(cls, plan: RunPlan) -> RunState:
@@ -126,6 +131,8 @@ class RunState:
             return self._validation_leases.make(heapq.heappop(self._validation_waiting), worker, now)
         record = self.record
         weights = record.weights
+        if self.is_done:
+            return NoTask("no further update will be done", is_final=self.is_finished)
         if weights.gate is not Gate.OPEN:
             return NoTask("the trainer trains" if weights.gate is Gate.TRAINING else "the servers receive weights")
         if self._treatment([(weights.rollout, 0)]) is not StalePolicy.KEEP:
@@ -139,21 +146,23 @@ class RunState:
         return self._leases.make(task, worker, now)
 
     def put(self, number: str, samples: Sequence[Sample], keys: Sequence[tuple[Hashable, ...]]) -> PutAnswer:
-        """Accept the samples of a task.
+        """Accept the samples of a task: of a validation for its scores, others for training.
 
         Args:
-            number: of the lease.
+            number: of the lease, which decides whether the task is of a validation.
             samples: as many as the task has.
             keys: of the groups of the samples.
 
         Raises:
             ValueError: another number of samples than the task has, or of keys than samples.
         """
-        lease = self._leases.get(number)
+        lease = self.lease(number)
         if lease is None:
             return PutAnswer.FAIL
         if len(samples) != lease.task.samples or len(keys) != len(samples):
             raise ValueError(f"{len(samples)} samples and {len(keys)} keys for a task of {lease.task.samples} samples")
+        if self._validation_leases.get(number) is not None:
+            return self._put_validated(lease, samples)
         self._leases.close(number)
         self.failures.accepted()
         treatment = self._treatment([segment for sample in samples for segment in sample.segments])
@@ -168,23 +177,15 @@ class RunState:
             self._replace_equal_rewards()
         return PutAnswer.SUCCESS
 
-    def put_validated(self, number: str) -> PutAnswer:
-        """Accept the result of a row of the validation."""
-        lease = self._validation_leases.get(number)
-        if lease is None:
-            return PutAnswer.FAIL
-        self._validation_leases.close(number)
-        self._add(ValidationRowDone(lease.task.row))
-        return PutAnswer.SUCCESS
-
     def fail(self, number: str, reason: str) -> None:
         """Give a task back whose attempt has failed; it is dropped after its last one.
 
         Ignored if the lease is not open.
         """
         if (lease := self._validation_leases.get(number)) is not None:
-            self._validation_leases.close(number)
-            self._fail_validation(lease.task, reason)
+            self._validation_attempts[lease.task] += 1
+            is_last = self._validation_attempts[lease.task] >= self.record.plan.max_attempts
+            self._give_back_validation(lease, reason if is_last else None)
         elif (lease := self._leases.get(number)) is not None:
             attempt = self.record.attempts[lease.task.task_id] + 1
             is_last = attempt >= self.record.plan.max_attempts
@@ -205,8 +206,9 @@ class RunState:
     def lose_worker(self, worker: str) -> None:
         """Give back what a worker had whose process or machine was lost."""
         for lease in self._validation_leases.of_worker(worker):
-            self._validation_leases.close(lease.number)
-            heapq.heappush(self._validation_waiting, lease.task)
+            self._validation_losses[lease.task] += 1
+            is_last = self._validation_losses[lease.task] >= self.record.plan.max_losses
+            self._give_back_validation(lease, "worker_lost" if is_last else None)
         for lease in self._leases.of_worker(worker):
             # An episode that ends its process each time would otherwise be rolled out for ever.
             is_last = self.record.losses[lease.task.task_id] + 1 >= self.record.plan.max_losses
@@ -256,6 +258,7 @@ class RunState:
         if version != self.record.weights.to_send:
             return False
         self._add(WeightsSynced(version))
+        self._begin_validation()
         return True
 
     @property
@@ -266,19 +269,25 @@ class RunState:
             return True
         return record.training is None and record.store.complete_slots == 0 and self._is_exhausted
 
+    @property
+    def is_finished(self) -> bool:
+        """True if no further update will be done, and nothing is to be validated."""
+        return self.is_done and self.record.weights.pinned is None
+
     # Validation
 
-    def begin_validation(self, rows: int) -> None:
-        """Roll out rows with the version that the servers have, which they keep until the end."""
-        self._add(ValidationBegan(rows))
-        self._refill_validation()
-
-    def end_validation(self) -> None:
-        """Let the servers take newer versions. Raises ValueError if rows of it are open."""
+    @property
+    def complete_validation(self) -> ValidationRound | None:
+        """The validation all tasks of which have a result or were dropped, until it is ended."""
         round_ = self.record.validation
-        if round_ is None or not round_.is_complete:
-            raise ValueError("no validation is complete")
-        self._add(ValidationEnded())
+        return round_ if round_ is not None and round_.is_complete else None
+
+    def end_validation(self, version: VersionName) -> None:
+        """Let the servers take newer versions. Ignored if no validation of this version is complete."""
+        round_ = self.complete_validation
+        if round_ is not None and round_.version == version:
+            self._add(ValidationEnded())
+            self._begin_validation()
 
     # What it is
 
@@ -299,19 +308,21 @@ class RunState:
     def open_samples(self) -> int:
         """Number of samples that are waiting, rolled out, in the pool or in training, found by counting."""
         record = self.record
-        waiting = sum(task.samples for _, task in record.waiting) + len(self._validation_waiting)
+        waiting = sum(task.samples for task in [*(task for _, task in record.waiting), *self._validation_waiting])
         leased = self._leases.samples + self._validation_leases.samples
         return waiting + leased + len(record.store.samples) + len(record.batch_samples)
 
     def wait_reason(self) -> str:
         """Return what the trainer waits for, in one line."""
         record = self.record
-        if self.is_done:
+        if self.is_finished:
             return "the run is done"
+        if self.is_done:
+            return self._validation_reason()
         if record.training is not None:
             return f"update {record.weights.line.number + 1} is done with {len(record.batch_samples)} samples"
         if record.weights.gate is Gate.SYNCING:
-            waits_for = "the validation" if record.weights.pinned is not None else "the servers"
+            waits_for = "the servers" if record.validation is None else self._validation_reason()
             return f"version {record.weights.line.current} waits for {waits_for}"
         have, want = (
             record.store.complete_slots // record.plan.group_size,
@@ -342,7 +353,7 @@ class RunState:
     def _no_task(self) -> NoTask:
         if self.record.is_held:
             return NoTask("the next batch waits for the next weights")
-        return NoTask("all data is rolled out", is_final=not len(self._leases) and self.is_done)
+        return NoTask("all data is rolled out")
 
     def _admitted_task(self) -> RolloutTask | None:
         """Return the first waiting task that may be rolled out now."""
@@ -402,17 +413,37 @@ class RunState:
             return True
         return False
 
-    def _refill_validation(self) -> None:
-        if (round_ := self.record.validation) is not None:
-            rows = set(range(round_.rows)) - round_.done
-            self._validation_waiting = [RolloutTask(VALIDATION, row, 0, row) for row in sorted(rows)]
+    def _begin_validation(self) -> None:
+        """Begin the validation of the pinned version, if servers have it."""
+        weights, plan = self.record.weights, self.record.plan.validation
+        if plan is not None and self.record.validation is None and weights.pinned == weights.rollout:
+            self._add(ValidationBegan())
+            self._validation_waiting = plan.tasks()
+            self._validation_attempts.clear()
+            self._validation_losses.clear()
 
-    def _fail_validation(self, task: RolloutTask, reason: str) -> None:
-        self._validation_attempts[task.row] += 1
-        if self._validation_attempts[task.row] >= self.record.plan.max_attempts:
-            self._add(ValidationRowDone(task.row, reason))
+    def _put_validated(self, lease: Lease, samples: Sequence[Sample]) -> PutAnswer:
+        assert self.record.validation is not None
+        if foreign_versions(samples, self.record.validation.version):
+            self._give_back_validation(lease)
+            return PutAnswer.RE_ROLLOUT
+        self._validation_leases.close(lease.number)
+        self._add(ValidationDelivered(tuple(samples)))
+        return PutAnswer.SUCCESS
+
+    def _give_back_validation(self, lease: Lease, dropped: str | None = None) -> None:
+        self._validation_leases.close(lease.number)
+        if dropped is None:
+            heapq.heappush(self._validation_waiting, lease.task)
         else:
-            heapq.heappush(self._validation_waiting, task)
+            self._add(ValidationDropped(lease.task, dropped))
+
+    def _validation_reason(self) -> str:
+        """Return what a validation waits for."""
+        weights, round_ = self.record.weights, self.record.validation
+        if round_ is None:
+            return f"the validation of version {weights.pinned} waits for the servers"
+        return f"the validation of version {round_.version}: {round_.done} of {round_.plan.size} tasks"
 
 
 def _remove_from_waiting(record: RunRecord, entry: Entry) -> None:

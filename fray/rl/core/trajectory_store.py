@@ -36,6 +36,8 @@ class Sample:
     """Versions of the weights that made the tokens, in order; empty for samples without tokens."""
     rewards: tuple[float, ...]
     """One for each trajectory."""
+    score: tuple[tuple[str, float], ...] = ()
+    """Names and values, for validation."""
     content: Any = field(default=None, eq=False, repr=False)
 
     @property

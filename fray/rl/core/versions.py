@@ -108,16 +108,21 @@ class WeightSchedule:
     Args:
         mode: how rollouts and training follow one another.
         threshold: updates by which a token may be behind when it is trained; 0 in the mode ``sync``.
+        validate_every: updates between two versions that are validated; None: none is.
+        pinned: the version that is validated, or will be when the servers have it; they take no newer one until that
+            ends.
     """
 
     mode: SyncMode
     threshold: int = 1
+    validate_every: int | None = None
+    pinned: VersionName | None = None
     line: VersionLine = field(factory=VersionLine)
     rollout: VersionName = VersionName(0, 0)
     """The version that servers have, or receive in mode ``fully-async``."""
     gate: Gate = Gate.OPEN
-    pinned: VersionName | None = None
-    """The version that a validation uses; servers take no newer one until it ends."""
+    last_validated: int = 0
+    """Number of the version that was pinned last."""
 
     @property
     def max_age(self) -> int:
@@ -144,32 +149,68 @@ class WeightSchedule:
         name = self.line.advance()
         if self.gate is Gate.TRAINING:
             self.gate = Gate.SYNCING
+        self._pin_if_due()
         return name
 
     @property
     def is_due(self) -> bool:
-        """True if servers shall receive the current version, now or when the validation ends."""
-        return (self.mode is SyncMode.FULLY_ASYNC or self.gate is Gate.SYNCING) and self.rollout != self.line.current
+        """True if servers shall receive the current version, now or when a validation ends."""
+        return (
+            self.mode is SyncMode.FULLY_ASYNC
+            or self.gate is Gate.SYNCING
+            or self.pinned == self.line.current
+            or self._wants_validation
+        ) and self.rollout != self.line.current
 
     @property
     def to_send(self) -> VersionName | None:
         """The version that servers shall receive now; None if they have it, or have to wait for a validation."""
-        if self.pinned is not None or not self.is_due:
-            return None
-        return self.line.current
+        if self.pinned is not None:
+            return self.pinned if self.pinned != self.rollout else None
+        return self.line.current if self.is_due else None
+
+    @property
+    def target(self) -> VersionName:
+        """The version that servers shall have now."""
+        return self.to_send or self.rollout
 
     def synced(self, name: VersionName) -> bool:
         """Note that servers have a version. Return False, and change nothing, if it is not the one to be sent."""
         if name != self.to_send:
             return False
-        self.rollout, self.gate = name, Gate.OPEN
+        self.rollout = name
+        # A version that was sent for its validation may be behind the current one.
+        if self.gate is Gate.SYNCING:
+            is_too_old = self.line.number - name.number > self.max_age
+        else:
+            is_too_old = self.gate is Gate.TRAINING and self.needs_sync
+        self.gate = self.gate if is_too_old else Gate.OPEN
         return True
 
+    def end_validation(self) -> None:
+        """Let servers take newer versions; a version that is to be validated meanwhile is the next one they keep."""
+        self.pinned = None
+        self._pin_if_due()
+
+    @property
+    def _wants_validation(self) -> bool:
+        every = self.validate_every
+        return every is not None and self.line.number // every > self.last_validated // every
+
+    def _pin_if_due(self) -> None:
+        if self.pinned is None and self._wants_validation:
+            self.pinned, self.last_validated = self.line.current, self.line.number
+
     def fork(self, number: int) -> VersionName:
-        """Go back to a version, whose weights are sent again; return its name. Raises as `VersionLine.fork`."""
+        """Go back to a version, whose weights are sent again; return its name. Raises as `VersionLine.fork`.
+
+        A validation that has not ended begins again, with that version.
+        """
         name = self.line.fork(number)
         # The servers may have weights of the lost line, even of the same number.
-        self.gate, self.pinned = Gate.SYNCING, None
+        self.gate = Gate.SYNCING
+        if self.pinned is not None:
+            self.pinned, self.last_validated = name, number
         return name
 
     def is_usable(self, segments: Iterable[Segment]) -> bool:
