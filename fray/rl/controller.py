@@ -33,7 +33,7 @@ from fray.rl.core.server_states import ServerEvent, ServerFleet, ServerRecord, S
 from fray.rl.core.versions import VersionName
 from fray.rl.inference.model_engine import ModelEngine
 from fray.rl.inference.server import InferenceServer
-from fray.rl.messages import FailureReport, RunStatus, ServerRoute, repeatable
+from fray.rl.messages import FailureReport, RunStatus, ServerRoute, ValidationResult, repeatable
 from fray.rl.model_spec import ModelSpec
 from fray.rl.rollout.process import EpisodePlan, RolloutProcess
 from fray.rl.train.errors import EpisodesFailed
@@ -68,6 +68,7 @@ class RunParts:
         save_every: updates between two checkpoints.
         keep_checkpoints: keep all of them, and not the last one alone.
         facts: about data, model and trainer, which must be equal for a run to continue from a checkpoint.
+        validation_rows: the data of the plan's validations.
     """
 
     plan: RunPlan
@@ -85,6 +86,7 @@ class RunParts:
     save_every: int = 50
     keep_checkpoints: bool = False
     facts: dict[str, Any] = field(factory=dict)
+    validation_rows: Sequence[dict[str, Any]] = ()
 
     @property
     def checkpoints(self) -> Path | None:
@@ -106,6 +108,7 @@ class RunController:
         on_samples: called with the contents of each batch, if samples are collected.
         on_rewind: called with the number of updates of the checkpoint from which the run continues.
         note: called with lines for the console.
+        on_validation: called with the scores of each version that is validated; may be repeated for one version.
     """
 
     def __init__(
@@ -116,13 +119,19 @@ class RunController:
         on_samples: Callable[[Sequence[Sequence[bytes]]], None],
         on_rewind: Callable[[int], None],
         note: Callable[[str], None],
+        on_validation: Callable[[ValidationResult], None],
     ) -> None:
         self._cluster, self._parts, self._report = cluster, parts, report
         self._on_samples, self._on_rewind, self._note = on_samples, on_rewind, note
+        self._on_validation = on_validation
         self._fleet = ServerFleet()
         self._handles: dict[str, ActorHandle] = {}
-        self._target: tuple[VersionName, PublishedWeights | None] | None = None
-        """Version that the servers shall have, and its weights; None: those of the model."""
+        self._target: VersionName | None = None
+        """Version that the servers shall have."""
+        self._published: dict[VersionName, PublishedWeights | None] = {}
+        """Weights of the target, if there are any yet, and of the newest version; None: those of the model."""
+        self._line = 0
+        """Incarnation of the trainer."""
         self._changed = trio.Event()
         self._coordinator: Any = None
 
@@ -151,19 +160,25 @@ class RunController:
             host = await scope.create_host("rl-main", max_restarts=0 if parts.output is None else RESTARTS)
             journal = None if parts.output is None else parts.output / "rollouts"
             self._coordinator = await host.create_actor(
-                Coordinator, parts.plan, parts.rows, journal, actor_config=ActorConfig(max_restarts=RESTARTS)
+                Coordinator,
+                parts.plan,
+                parts.rows,
+                journal,
+                parts.validation_rows,
+                actor_config=ActorConfig(max_restarts=RESTARTS),
             )
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._ask, "expire_leases")
                 nursery.start_soon(self._follow_coordinator)
                 nursery.start_soon(self._follow_failures)
                 nursery.start_soon(self._end_at_failures)
+                nursery.start_soon(self._follow_target)
                 nursery.start_soon(self._sync_weights)
                 for index in range(parts.servers):
                     nursery.start_soon(self._keep_server, scope, f"server-{index}")
                 for _ in range(parts.processes):
                     nursery.start_soon(self._keep_rollout_process, scope)
-                await (self._collect() if parts.trainer is None else self._keep_training(scope, parts.trainer))
+                await (self._collect() if parts.trainer is None else self._train_and_validate(scope, parts.trainer))
                 status: RunStatus = await self._ask("status")
                 nursery.cancel_scope.cancel()
             return status
@@ -195,6 +210,16 @@ class RunController:
 
     # Training
 
+    async def _train_and_validate(self, scope: Scope, settings: GRPO) -> None:
+        """Train to the end, and report each validation, of which the last one may end after the last update."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._keep_training, scope, settings)
+            while (result := await self._ask("next_validation")) is not None:
+                # Not that of a trainer which was lost since.
+                if result.version.incarnation >= self._line:
+                    self._on_validation(result)
+                await self._ask("end_validation", result.version)
+
     async def _keep_training(self, scope: Scope, settings: GRPO) -> None:
         """Create the trainer, train to the end, and continue from the last checkpoint when the trainer is lost."""
         parts = self._parts
@@ -222,6 +247,7 @@ class RunController:
                     checkpoint = self._checkpoint()
                     path = None if checkpoint is None else checkpoint.path
                     version = await self._ask("rewind", path, version.incarnation)
+                    self._line = version.incarnation
                     self._on_rewind(version.number)
                 try:
                     await trainer.start(version.incarnation, None if checkpoint is None else checkpoint.model)
@@ -232,15 +258,15 @@ class RunController:
 
     async def _train(self, trainer: Any, version: VersionName) -> None:
         parts, line = self._parts, version.incarnation
-        self._set_target(version, await trainer.publish())
+        self._publish(version, await trainer.publish(), version)
         while (step := await trainer.train_next()) is not None:
             if step.skipped:
                 await self._ask("skip_update", line, step.number, step.skipped)
             else:
-                version, is_due = await self._ask("finish_update", line, step.number)
+                version, is_due, target = await self._ask("finish_update", line, step.number)
                 # Before the next update changes them.
                 if is_due:
-                    self._set_target(version, await trainer.publish())
+                    self._publish(version, await trainer.publish(), target)
                 if step.number % parts.save_every == 0:
                     await self._save(trainer, step.number)
             self._report(step, await self._ask("status"))
@@ -263,22 +289,33 @@ class RunController:
         return None if self._parts.checkpoints is None else latest_checkpoint(self._parts.checkpoints)
 
     async def _collect(self) -> None:
-        self._set_target(VersionName(0, 0), None)
+        self._publish(VersionName(0, 0), None, VersionName(0, 0))
         while (batch := await self._ask("next_batch", 0)) is not None:
             self._on_samples(batch.groups)
             await self._ask("skip_update", 0, batch.number, "collected")
 
     # Servers
 
-    def _set_target(self, version: VersionName, weights: PublishedWeights | None) -> None:
-        self._target = (version, weights)
+    def _publish(self, version: VersionName, weights: PublishedWeights | None, target: VersionName) -> None:
+        """Keep the weights of a version, and those that the servers shall have until a validation ends.
+
+        Args:
+            target: the version that servers shall have, as of the update that made ``version``.
+        """
+        kept = {name: self._published[name] for name in (target, self._target) if name in self._published}
+        self._published = {**kept, version: weights}
         self._wake()
+
+    async def _follow_target(self) -> None:
+        while True:
+            self._target = await self._ask("wait_for_target", self._target)
+            self._wake()
 
     async def _sync_weights(self) -> None:
         """Report to the coordinator when all servers that answer have the target version."""
         reported = None
         while True:
-            version = self._target[0] if self._target is not None else None
+            version = self._target
             if version is None or version == reported or not self._fleet.has_loaded(version):
                 await self._changed.wait()
                 continue
@@ -316,10 +353,11 @@ class RunController:
     async def _load_weights(self, server: ServerRecord, handle: Any) -> None:
         """Load the target version whenever the server shall have it and has not."""
         while True:
-            if self._target is None or server not in self._fleet.to_load(self._target[0]):
+            version = self._target
+            if version is None or version not in self._published or server not in self._fleet.to_load(version):
                 await self._changed.wait()
                 continue
-            (version, weights), incarnation = self._target, server.incarnation
+            weights, incarnation = self._published[version], server.incarnation
             with trio.move_on_after(self._parts.transfer_s) as patience:
                 try:
                     # When its engine is made: until then, another thread of it imports NumPy, which the arrays of a

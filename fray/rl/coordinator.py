@@ -19,9 +19,18 @@ from fray.rl.checkpoint import load_record, write_state
 from fray.rl.core.run_record import RunPlan, RunRecord
 from fray.rl.core.run_state import NoTask, RunState
 from fray.rl.core.trajectory_store import Sample
+from fray.rl.core.validation import VALIDATION
 from fray.rl.core.versions import VersionName
 from fray.rl.journal_file import RunJournal
-from fray.rl.messages import FailureReport, RunStatus, ServerRoute, TaskGrant, TaskResult, TrainingBatch
+from fray.rl.messages import (
+    FailureReport,
+    RunStatus,
+    ServerRoute,
+    TaskGrant,
+    TaskResult,
+    TrainingBatch,
+    ValidationResult,
+)
 
 T = TypeVar("T")
 EXPIRY_PERIOD_S = 1.0
@@ -36,10 +45,17 @@ class Coordinator:
         rows: the data.
         directory: for the journal, of this run alone, readable by a restarted coordinator; None: it cannot be
             restarted.
+        validation_rows: the data that is validated with.
     """
 
-    def __init__(self, plan: RunPlan, rows: Sequence[dict[str, Any]], directory: Path | None = None) -> None:
-        self._plan, self._rows = plan, rows
+    def __init__(
+        self,
+        plan: RunPlan,
+        rows: Sequence[dict[str, Any]],
+        directory: Path | None = None,
+        validation_rows: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        self._plan, self._rows, self._validation_rows = plan, rows, validation_rows
         self._journal = None if directory is None else RunJournal(directory)
         self._state = RunState.new(plan) if self._journal is None else self._journal.recover(plan)
         self._changed = trio.Event()
@@ -47,6 +63,8 @@ class Coordinator:
         # Not from 0: a process that knows the table of a lost coordinator must not take the next one's for the same.
         self._routes_number = secrets.randbits(32)
         self._last_failure = ""
+        # A validation that begins with the run: before a snapshot can have it.
+        self._write()
 
     async def expire_leases(self) -> None:
         """Give back tasks whose leases have expired, until cancelled."""
@@ -69,11 +87,13 @@ class Coordinator:
             while len(grants) < limit:
                 lease = self._state.take_task(worker, trio.current_time())
                 if isinstance(lease, NoTask):
-                    return grants if grants or self._state.is_done else None
-                task = lease.task
-                attempt = self._state.record.attempts[task.task_id]
-                row = self._rows[task.row]
-                grants.append(TaskGrant(lease.number, task.task_id, task.group_id, attempt, row, task.samples))
+                    return grants if grants or self._state.is_finished else None
+                task, attempt = lease.task, self._state.attempts_of(lease.task)
+                is_validation = task.epoch == VALIDATION
+                row = (self._validation_rows if is_validation else self._rows)[task.row]
+                grants.append(
+                    TaskGrant(lease.number, task.task_id, task.group_id, attempt, row, task.samples, is_validation)
+                )
             return grants
 
         return await self._when(take)
@@ -123,8 +143,12 @@ class Coordinator:
         self._wake()
         return batch
 
-    async def finish_update(self, line: int, number: int) -> tuple[VersionName, bool]:
-        """Note that an update was done; return the version that it made, and whether servers shall receive it.
+    async def finish_update(self, line: int, number: int) -> tuple[VersionName, bool, VersionName]:
+        """Note that an update was done.
+
+        Returns:
+            the version that it made, whether servers shall receive it, now or when a validation ends, and the version
+            that they shall have now.
 
         Raises:
             InvalidRequest: another trainer has taken over.
@@ -134,7 +158,7 @@ class Coordinator:
         if weights.line.number < number:
             self._state.finish_update()
             self._wake()
-        return weights.line.current, weights.is_due
+        return weights.line.current, weights.is_due, weights.target
 
     async def skip_update(self, line: int, number: int, reason: str) -> None:
         """Note that the batch of an update was not trained. Raises InvalidRequest as `finish_update`."""
@@ -177,9 +201,39 @@ class Coordinator:
         self._wake()
         return is_current
 
+    async def wait_for_target(self, known: VersionName | None) -> VersionName:
+        """Return the version that servers shall have, when it is not ``known``."""
+
+        def find() -> VersionName | None:
+            target = self._state.record.weights.target
+            return target if target != known else None
+
+        return await self._when(find)
+
     async def set_routes(self, routes: Sequence[ServerRoute]) -> None:
         """Replace the table of the servers that answer requests."""
         self._routes, self._routes_number = list(routes), self._routes_number + 1
+        self._wake()
+
+    # Validation
+
+    async def next_validation(self) -> ValidationResult | None:
+        """Return the scores of the validation that is complete; wait for it. None if there will be none.
+
+        It is returned again until `end_validation`.
+        """
+
+        def find() -> tuple[ValidationResult | None] | None:
+            if (round_ := self._state.complete_validation) is not None:
+                return (ValidationResult(round_.version, round_.metrics()),)
+            return (None,) if self._plan.validation is None or self._state.is_finished else None
+
+        (result,) = await self._when(find)
+        return result
+
+    async def end_validation(self, version: VersionName) -> None:
+        """Let the servers take versions after the one that was validated."""
+        self._state.end_validation(version)
         self._wake()
 
     # What it is
@@ -230,7 +284,7 @@ class Coordinator:
         if lease is None:
             return "fail"
         samples = [
-            Sample(lease.task, run, sample.segments, sample.rewards, sample.content)
+            Sample(lease.task, run, sample.segments, sample.rewards, sample.content, sample.score)
             for run, sample in enumerate(result.samples)
         ]
         return self._state.put(result.lease, samples, [sample.key for sample in result.samples]).value

@@ -14,10 +14,14 @@ Data: TypeAlias = str | os.PathLike[str] | Iterable[Mapping[str, Any]]
 """A file (``.jsonl`` or ``.parquet``), or an iterable of rows."""
 
 
-def load_rows(data: Data) -> list[dict[str, Any]]:
+def load_rows(data: Data, name: str = "data") -> list[dict[str, Any]]:
     """Return the rows of the data, each a dict.
 
     Parquet files need pyarrow.
+
+    Args:
+        data: the file or iterable.
+        name: of the setting, for the messages of the errors.
 
     Raises:
         InvalidRequest: there is no such file, it is of another kind, has no rows, or has a row that is not a dict; the
@@ -26,13 +30,13 @@ def load_rows(data: Data) -> list[dict[str, Any]]:
     if isinstance(data, str | os.PathLike):
         path = Path(data)
         if not path.is_file():
-            raise InvalidRequest(f"invalid data {str(path)!r}: there is no such file in {Path.cwd()}")
+            raise InvalidRequest(f"invalid {name} {str(path)!r}: there is no such file in {Path.cwd()}")
         rows = _READERS.get(path.suffix, _refuse)(path)
         source = str(path)
     else:
         rows, source = [_checked(row, f"row {number}") for number, row in enumerate(data)], "the iterable"
     if not rows:
-        raise InvalidRequest(f"invalid data: {source} has no rows")
+        raise InvalidRequest(f"invalid {name}: {source} has no rows")
     return rows
 
 

@@ -23,6 +23,8 @@ class TaskGrant:
     row: dict[str, Any]
     samples: int
     """Number of scores that the episode returns."""
+    is_validation: bool = False
+    """True for a task of the validation data."""
 
 
 @frozen
@@ -34,6 +36,8 @@ class SampleResult:
     key: tuple[str, ...]
     content: bytes
     """Pickled list of trajectories, which the coordinator does not open."""
+    score: tuple[tuple[str, float], ...] = ()
+    """Names and values, of which a validation has the means."""
 
 
 @frozen
@@ -81,6 +85,15 @@ class FailureReport:
     """Error of the last one, with its traceback."""
     stop_reason: str = ""
     """Reason for which the run ends; empty while it continues."""
+
+
+@frozen
+class ValidationResult:
+    """Scores of a version on the validation data."""
+
+    version: VersionName
+    metrics: dict[str, float]
+    """Means by name, with the prefix ``val/``."""
 
 
 @frozen

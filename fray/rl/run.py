@@ -25,9 +25,11 @@ from fray.rl.controller import RunController, RunParts
 from fray.rl.core.failures import OnError
 from fray.rl.core.run_record import RunPlan, StalePolicy
 from fray.rl.core.tasks import TaskOrder
+from fray.rl.core.validation import PREFIX, ValidationPlan
 from fray.rl.core.versions import SyncMode
 from fray.rl.data import Data, load_rows
-from fray.rl.messages import RunStatus
+from fray.rl.inference.client import sampling_of
+from fray.rl.messages import RunStatus, ValidationResult
 from fray.rl.model_spec import ModelSpec
 from fray.rl.nexrl_types import Trajectory
 from fray.rl.rollout.process import Episode, EpisodePlan
@@ -50,6 +52,8 @@ class RunResult:
 
     steps: list[dict[str, float]] = field(factory=list)
     """Metrics of each update."""
+    validations: list[dict[str, float]] = field(factory=list)
+    """Metrics of each validation: ``step``, and means with the prefix ``val/``."""
     trajectories: list[Trajectory] = field(factory=list)
     """Trajectories of a run without a trainer."""
     status: RunStatus | None = None
@@ -86,9 +90,16 @@ class Run:
             trainer begins again.
         save_every: updates between two checkpoints; the last update is saved, too. Default 50.
         keep_checkpoints: keep all checkpoints. Default False: the last one.
+        validation_data: as ``data``; its rows are validated with, and never trained. Default None: no validation.
+        validate_freq: updates between two validations. Default None: none after the first.
+        validate_before: validate the model before the first update. Default False.
+        validation_samples_per_row: default 1; with ``episode="group"`` the size of a group.
+        validation_sampling: replaces what episodes ask for in their requests while they validate. Default
+            ``{"temperature": 0.0}``, the most probable tokens.
         threads: of torch in each server and in the trainer. Default: 1 for a `TinyLlama`, else as torch takes.
         resources: what each ``"trainer"``, ``"server"`` and ``"rollout"`` process reserves. Default nothing.
         on_step: called in this process with the metrics of each update.
+        on_validation: called in this process with the metrics of each validation.
         progress: whether a line for each update is printed to standard error. Default True.
 
     Raises:
@@ -116,9 +127,15 @@ class Run:
     output: str | os.PathLike[str] | None = None
     save_every: int = 50
     keep_checkpoints: bool = False
+    validation_data: Data | None = None
+    validate_freq: int | None = None
+    validate_before: bool = False
+    validation_samples_per_row: int | None = None
+    validation_sampling: Mapping[str, Any] = field(factory=lambda: {"temperature": 0.0})
     threads: int | None = None
     resources: Mapping[str, ResourceConfig] = field(factory=dict)
     on_step: Callable[[dict[str, float]], object] | None = None
+    on_validation: Callable[[dict[str, float]], object] | None = None
     progress: bool = True
     parts: RunParts = field(init=False)
 
@@ -145,7 +162,9 @@ class Run:
             check_resumable(checkpoint, self.parts.facts)
         result = RunResult()
         log = _StepLog(result, self)
-        controller = RunController(cluster, self.parts, log.add_step, log.add_samples, log.rewind, log.note)
+        controller = RunController(
+            cluster, self.parts, log.add_step, log.add_samples, log.rewind, log.note, log.add_validation
+        )
         result.status = await controller.run()
         return result
 
@@ -174,6 +193,39 @@ def _check_settings(run: Run) -> None:
     if unknown := set(run.resources) - {"trainer", "server", "rollout"}:
         raise InvalidRequest(f"invalid key {min(unknown)!r} of resources; expected trainer, server or rollout")
     _choice("episode", run.episode, ("sample", "group"))
+    _check_validation(run)
+
+
+def _check_validation(run: Run) -> None:
+    """Check the settings of validations. Raises InvalidRequest."""
+    for name in ("validate_freq", "validation_samples_per_row"):
+        value = getattr(run, name)
+        if value is not None and not value >= 1:
+            raise InvalidRequest(f"invalid {name} {value!r}: expected 1 or more, or None")
+    is_any = run.validate_freq is not None or run.validate_before
+    if run.validation_data is None and is_any:
+        name = "validate_before" if run.validate_freq is None else "validate_freq"
+        raise InvalidRequest(
+            f"{name} without validation_data: expected validation_data=, a file or an iterable of rows"
+        )
+    if run.validation_data is not None and not is_any:
+        raise InvalidRequest("validation_data is never used: expected validate_freq=50, or validate_before=True")
+    if run.validation_data is not None and run.trainer is None:
+        raise InvalidRequest("validation_data without a trainer: to score rows once, give them as data=")
+    if "n" in run.validation_sampling:
+        raise InvalidRequest("invalid validation_sampling: 'n' is the episode's; expected validation_samples_per_row=")
+    try:
+        sampling_of(run.validation_sampling)
+    except ValueError as error:
+        raise InvalidRequest(f"invalid validation_sampling: {error}") from None
+
+
+def _validation_of(run: Run, rows: Sequence[Mapping[str, Any]], group_size: int) -> ValidationPlan | None:
+    if not rows:
+        return None
+    is_group = run.episode == "group"
+    samples = run.validation_samples_per_row or (group_size if is_group else 1)
+    return ValidationPlan(len(rows), run.validate_freq, run.validate_before, samples, is_group)
 
 
 def _parts_of(run: Run) -> RunParts:
@@ -181,6 +233,7 @@ def _parts_of(run: Run) -> RunParts:
     mode = _member(SyncMode, "sync", run.sync)
     stale = _member(StalePolicy, "stale", run.stale)
     rows = load_rows(run.data)
+    validation_rows = [] if run.validation_data is None else load_rows(run.validation_data, "validation_data")
     trainer = run.trainer
     if trainer is None:
         groups, repeats, epochs, steps = min(COLLECTED_ROWS, len(rows)), run.samples_per_row, 1, None
@@ -208,12 +261,14 @@ def _parts_of(run: Run) -> RunParts:
             lease_s=run.rollout_timeout_s + 30.0,
             steps=steps,
             on_error=_member(OnError, "on_error", run.on_error),
+            validation=_validation_of(run, validation_rows, repeats),
         )
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
     processes = run.rollout_processes or -(-run.rollout_workers // WORKERS_PER_PROCESS)
     workers = -(-run.rollout_workers // processes)
-    episodes = EpisodePlan(run.rollout, run.model, workers, run.rollout_timeout_s, run.seed)
+    sampling = dict(run.validation_sampling)
+    episodes = EpisodePlan(run.rollout, run.model, workers, run.rollout_timeout_s, run.seed, sampling)
     threads = run.threads or (None if isinstance(run.model, str) else 1)
     return RunParts(
         plan,
@@ -237,6 +292,7 @@ def _parts_of(run: Run) -> RunParts:
             "episode": run.episode,
             "seed": run.seed,
         },
+        validation_rows=validation_rows,
     )
 
 
@@ -265,6 +321,7 @@ class _StepLog:
     def __init__(self, result: RunResult, run: Run) -> None:
         self._result, self._run, self._began = result, run, time.monotonic()
         self._directory = None if run.output is None else Path(run.output)
+        self._continued_after = -1
         if self._directory is not None:
             self._directory.mkdir(parents=True, exist_ok=True)
 
@@ -284,14 +341,35 @@ class _StepLog:
         if self._run.on_step is not None:
             self._run.on_step(metrics)
 
+    def add_validation(self, found: ValidationResult) -> None:
+        number, line = found.version.number, found.version.incarnation
+        elapsed = time.monotonic() - self._began
+        metrics = {"step": float(number), "line": float(line), "elapsed_s": elapsed, **found.metrics}
+        # A validation may be reported twice, or be done again by a run that continues.
+        if number in (self._continued_after, *(one["step"] for one in self._result.validations)):
+            self._remove(lambda one: one["step"] == number and _is_validation(one))
+        self._result.validations.append(metrics)
+        self._write(METRICS_FILE, [metrics])
+        self.note(_validation_text(number, metrics))
+        if self._run.on_validation is not None:
+            self._run.on_validation(metrics)
+
     def rewind(self, number: int) -> None:
         """Forget the updates after one from which a run continues."""
-        self._result.steps[:] = [step for step in self._result.steps if step["step"] <= number]
+        self._continued_after = number
         self.note(f"continues after step {number}")
+        self._remove(lambda one: one["step"] > number)
+
+    def _remove(self, is_obsolete: Callable[[Mapping[str, float]], bool]) -> None:
+        """Remove metrics from the result and from the file."""
+        for found in (self._result.steps, self._result.validations):
+            found[:] = [one for one in found if not is_obsolete(one)]
         path = None if self._directory is None else self._directory / METRICS_FILE
         if path is not None and path.exists():
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            path.write_text("".join(line for line in lines if json.loads(line)["step"] <= number), encoding="utf-8")
+            kept = [line for line in lines if not is_obsolete(json.loads(line))]
+            if len(kept) < len(lines):
+                path.write_text("".join(kept), encoding="utf-8")
 
     def note(self, text: str) -> None:
         """Print a line, if the run prints any."""
@@ -307,6 +385,19 @@ class _StepLog:
         if self._directory is not None:
             with (self._directory / name).open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, default=str) + "\n" for row in rows)
+
+
+def _is_validation(metrics: Mapping[str, float]) -> bool:
+    return f"{PREFIX}samples" in metrics
+
+
+def _validation_text(number: int, metrics: Mapping[str, float]) -> str:
+    counts = {f"{PREFIX}samples", f"{PREFIX}dropped"}
+    means = [f"{name} {value:.3f}" for name, value in metrics.items() if name.startswith(PREFIX) and name not in counts]
+    dropped = metrics[f"{PREFIX}dropped"]
+    text = f"validation after step {number}: {', '.join(means) or 'no scores'}"
+    text += f" ({metrics[f'{PREFIX}samples']:.0f} samples" + (f", {dropped:.0f} dropped" if dropped else "")
+    return f"{text}), {metrics['elapsed_s']:.1f} s"
 
 
 def _line(step: TrainedStep, metrics: Mapping[str, float], trainer: GRPO | None) -> str:

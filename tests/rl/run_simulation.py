@@ -201,7 +201,7 @@ class SimulatedRun:
         task = episode.lease.task
         score = (("lease", float(hash(episode.lease.number))),)
         samples = [
-            Sample(task, run, tuple(episode.segments), (float(self.rng.random() < 0.5),), score)
+            Sample(task, run, tuple(episode.segments), (float(self.rng.random() < 0.5),), score=score)
             for run in range(task.samples)
         ]
         is_validation = task.epoch == VALIDATION

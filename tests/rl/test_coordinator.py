@@ -13,16 +13,19 @@ from fray.errors import InvalidRequest
 from fray.rl.coordinator import Coordinator
 from fray.rl.core.run_record import RunPlan
 from fray.rl.core.tasks import TaskOrder
-from fray.rl.core.versions import VersionName
+from fray.rl.core.validation import ValidationPlan
+from fray.rl.core.versions import SyncMode, VersionName
 from fray.rl.messages import SampleResult, TaskGrant, TaskResult
 
 ROWS = [{"number": number} for number in range(4)]
+VALIDATION_ROWS = [{"letter": letter} for letter in "ab"]
 FIRST = VersionName(0, 0)
 
 
 def coordinator(directory: Path | None = None, **options: Any) -> Coordinator:
     order = TaskOrder(rows=4, batch_rows=2, repeats=2, epochs=None)
-    return Coordinator(RunPlan(order, batch_size=4, **{"lease_s": 60.0, **options}), ROWS, directory)
+    plan = RunPlan(order, batch_size=4, **{"lease_s": 60.0, **options})
+    return Coordinator(plan, ROWS, directory, VALIDATION_ROWS)
 
 
 def delivered(grant: TaskGrant, content: bytes = b"", version: VersionName = FIRST) -> TaskResult:
@@ -55,8 +58,8 @@ async def test_a_batch_is_there_when_its_last_sample_is(autojump_clock: Any) -> 
             assert await run.put_results([delivered(grant, bytes([number]))]) == ["success"]
     assert batches[0].groups == ((b"\0", b"\1"), (b"\2", b"\3"))
     assert (await run.status()).waits_for == "update 1 is done with 4 samples"
-    version, is_due = await run.finish_update(0, 1)
-    assert (version, is_due) == (VersionName(0, 1), True)
+    version, is_due, target = await run.finish_update(0, 1)
+    assert (version, is_due, target) == (VersionName(0, 1), True, VersionName(0, 1))
     assert await run.finish_sync(version)
     assert not await run.finish_sync(version)
     assert len(await run.take_tasks("w", 9)) == 4
@@ -116,9 +119,11 @@ async def test_a_lost_coordinator_continues_with_what_it_has_answered(autojump_c
     run = coordinator(directory=tmp_path)
     assert batch is not None
     assert await run.next_batch(0) == batch
-    assert await run.finish_update(0, 1) == await run.finish_update(0, 1) == (VersionName(0, 1), True)
+    assert (
+        await run.finish_update(0, 1) == await run.finish_update(0, 1) == (VersionName(0, 1), True, VersionName(0, 1))
+    )
     run = coordinator(directory=tmp_path)
-    assert await run.finish_update(0, 1) == (VersionName(0, 1), True)
+    assert await run.finish_update(0, 1) == (VersionName(0, 1), True, VersionName(0, 1))
     assert (await run.status()).trained == 4
     await run.finish_sync(VersionName(0, 1))
     assert len(await run.take_tasks("w", 9)) == 4
@@ -133,7 +138,7 @@ async def test_a_lost_trainer_continues_from_a_checkpoint_and_the_lost_one_is_re
         grants = await run.take_tasks("w", 9)
         await run.put_results([delivered(grant, grant.task_id.encode(), version) for grant in grants])
         assert await run.next_batch(line) is not None
-        made, _ = await run.finish_update(line, number)
+        made, *_ = await run.finish_update(line, number)
         assert made == VersionName(line, number)
         await run.finish_sync(made)
 
@@ -175,3 +180,60 @@ async def test_the_table_of_servers_is_sent_when_it_changes(autojump_clock: Any)
 
 async def _append(answers: list[Any], answer: Any) -> None:
     answers.append(await answer)
+
+
+async def test_a_validation_has_its_own_rows_and_continues_in_a_restarted_coordinator(
+    autojump_clock: Any, tmp_path: Path
+) -> None:
+    validation = ValidationPlan(rows=2, every=1, before=True)
+    run = coordinator(tmp_path, validation=validation, mode=SyncMode.FULLY_ASYNC)
+    grants = await run.take_tasks("w", 3)
+    assert [grant.row.get("letter") for grant in grants] == ["a", "b", None]
+    assert [grant.is_validation for grant in grants] == [True, True, False]
+    sample = SampleResult(((FIRST, 3),), (0.5,), ("g",), b"content", (("exact", 1.0),))
+    assert await run.put_results([TaskResult(grants[0].lease, (sample,))]) == ["success"]
+
+    run = coordinator(tmp_path, validation=validation, mode=SyncMode.FULLY_ASYNC)
+    assert await run.put_results([TaskResult(grants[1].lease, (sample,))]) == ["fail"]
+    (again, *others) = await run.take_tasks("w", 5)
+    assert (again.task_id, again.row) == (grants[1].task_id, {"letter": "b"})
+    async with trio.open_nursery() as nursery:
+        found: list[Any] = []
+        nursery.start_soon(lambda: _append(found, run.next_validation()))
+        await run.put_results([delivered(grant) for grant in others])
+        await trio.testing.wait_all_tasks_blocked()
+        assert found == []
+        assert await run.put_results([TaskResult(again.lease, (sample,))]) == ["success"]
+    assert found[0].version == FIRST
+    assert found[0].metrics == {"val/reward": 0.5, "val/exact": 1.0, "val/samples": 2.0, "val/dropped": 0.0}
+
+    # Training has not waited, but servers keep the version, and so does the next coordinator.
+    assert await run.next_batch(0) is not None
+    assert await run.finish_update(0, 1) == (VersionName(0, 1), True, FIRST)
+    run = coordinator(tmp_path, validation=validation, mode=SyncMode.FULLY_ASYNC)
+    assert await run.next_validation() == found[0]
+    await run.end_validation(FIRST)
+    await run.end_validation(FIRST)
+    assert await run.wait_for_target(FIRST) == VersionName(0, 1)
+    assert (await run.status()).validated == 2
+
+
+async def test_workers_stay_for_the_last_validation(autojump_clock: Any) -> None:
+    run = coordinator(steps=1, validation=ValidationPlan(rows=2, every=1))
+    await run.put_results([delivered(grant) for grant in await run.take_tasks("w", 4)])
+    assert await run.next_batch(0) is not None
+    version, *_ = await run.finish_update(0, 1)
+    assert await run.next_batch(0) is None
+    assert await run.finish_sync(version)
+    grants = await run.take_tasks("w", 4)
+    assert [grant.is_validation for grant in grants] == [True, True]
+    await run.put_results([delivered(grant, version=version) for grant in grants])
+    result = await run.next_validation()
+    assert result is not None
+    await run.end_validation(version)
+    assert await run.take_tasks("w", 4) == []
+    assert await run.next_validation() is None
+
+
+async def test_without_validation_data_there_is_none_to_wait_for(autojump_clock: Any) -> None:
+    assert await coordinator().next_validation() is None

@@ -9,6 +9,9 @@ import pytest
 
 from fray import rl
 from fray.errors import InvalidRequest
+from fray.rl.core.validation import ValidationPlan
+
+ROWS = [{"prompt": "1"}]
 
 
 async def solve(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
@@ -58,6 +61,14 @@ def test_workers_are_spread_over_processes() -> None:
         ({"rollout_processes": 65}, "invalid rollout_processes 65: expected 1 to rollout_workers (64)"),
         ({"resources": {"servers": None}}, "invalid key 'servers' of resources; expected trainer, server or rollout"),
         ({"data": []}, "the iterable has no rows"),
+        ({"validation_data": [], "validate_freq": 5}, "invalid validation_data: the iterable has no rows"),
+        ({"validate_freq": 5}, "validate_freq without validation_data: expected validation_data="),
+        ({"validate_before": True}, "validate_before without validation_data"),
+        ({"validation_data": ROWS}, "validation_data is never used: expected validate_freq=50, or validate_before="),
+        ({"validation_data": ROWS, "validate_freq": 0}, "invalid validate_freq 0: expected 1 or more, or None"),
+        ({"validation_data": ROWS, "validate_before": True, "trainer": None}, "to score rows once, give them as data="),
+        ({"validation_sampling": {"temperatur": 0}}, "'temperatur'; did you mean temperature?"),
+        ({"validation_sampling": {"n": 2}}, "'n' is the episode's; expected validation_samples_per_row="),
     ],
 )
 def test_an_invalid_setting_is_refused_with_what_would_do(options: dict[str, Any], message: str) -> None:
@@ -70,3 +81,12 @@ def test_the_facts_of_a_run_are_those_that_a_checkpoint_must_have() -> None:
     assert facts == run(sync="fully-async").parts.facts
     for options in ({"data": [{"prompt": "other"}] * 5}, {"model": rl.TinyLlama(seed=1)}, {"seed": 1}):
         assert run(**options).parts.facts != facts
+
+
+def test_a_group_is_validated_as_a_whole_and_samples_alone() -> None:
+    validated = {"validation_data": ROWS * 3, "validate_freq": 5}
+    plan = run(**validated).parts.plan.validation
+    assert plan == ValidationPlan(rows=3, every=5)
+    plan = run(**validated, episode="group").parts.plan.validation
+    assert plan == ValidationPlan(rows=3, every=5, samples=3, whole_groups=True)
+    assert run().parts.plan.validation is None

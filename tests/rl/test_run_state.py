@@ -30,7 +30,7 @@ def put(
     state: RunState, lease: Lease, *segments: Segment, reward: float = 1.0, score: tuple[tuple[str, float], ...] = ()
 ) -> PutAnswer:
     made_by = segments or ((state.record.weights.rollout, 4),)
-    samples = [Sample(lease.task, run, made_by, (reward + run,), score) for run in range(lease.task.samples)]
+    samples = [Sample(lease.task, run, made_by, (reward + run,), score=score) for run in range(lease.task.samples)]
     return state.put(lease.number, samples, [(lease.task.group_id,)] * len(samples))
 
 

@@ -116,6 +116,70 @@ def test_a_run_learns_and_every_sample_is_accounted_for(sync: str) -> None:
     assert (status.version.number, status.waits_for) == (12, "the run is done")
 
 
+async def needs_its_own_rows(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
+    """Roll out a task; a row of the other data fails."""
+    assert task["is_val"] == (task.get("part") == "validation"), task
+    reply = await llm.completion(task["prompt"], max_tokens=2)
+    is_greedy = reply.text == (await llm.completion(task["prompt"], max_tokens=2)).text
+    return rl.score(reply, reward=float(reply.text.startswith("1")), score={"greedy": is_greedy, "row": task["row"]})
+
+
+VALIDATION_ROWS = [{"prompt": f"{number}>", "part": "validation", "row": number} for number in range(5)]
+
+
+def test_versions_are_validated_with_rows_of_their_own(tmp_path: Path) -> None:
+    seen: list[dict[str, float]] = []
+    validating = run(
+        6,
+        sync="fully-async",
+        rollout=needs_its_own_rows,
+        data=[{**row, "row": -1} for row in ROWS],
+        validation_data=VALIDATION_ROWS,
+        validate_freq=3,
+        validate_before=True,
+        output=tmp_path,
+        on_validation=seen.append,
+    )
+    result = trio.run(validating.main)
+    assert seen == result.validations
+    assert [metrics["step"] for metrics in seen] == [0, 3, 6]
+    for metrics in seen:
+        assert (metrics["val/greedy"], metrics["val/row"]) == (1, 2)
+        assert (metrics["val/samples"], metrics["val/dropped"]) == (5, 0)
+    assert all("val/greedy" not in step for step in result.steps)
+    status = result.status
+    assert status is not None
+    assert (status.trained, status.validated, status.dropped) == (6 * 32, 15, {})
+    assert status.issued == status.trained + status.validated + status.open
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line for line in lines if "val/reward" in line] == seen
+
+
+def test_validations_survive_the_loss_of_each_process(tmp_path: Path) -> None:
+    roles = {3: "server", 4: "pool", 6: "rollout", 7: "trainer"}
+    """Step: what is killed after it, as the validation begins or is under way."""
+
+    def kill(metrics: dict[str, float]) -> None:
+        for pid in processes(NAMES[roles.pop(int(metrics["step"]))]) if metrics["step"] in roles else ():
+            os.kill(pid, signal.SIGKILL)
+
+    validating = run(
+        9,
+        output=tmp_path,
+        save_every=2,
+        on_step=kill,
+        validation_data=[{"prompt": f"{number}>"} for number in range(40)],
+        validate_freq=3,
+    )
+    result = trio.run(validating.main)
+    assert not roles
+    assert [(metrics["step"], metrics["val/samples"]) for metrics in result.validations] == [(3, 40), (6, 40), (9, 40)]
+    assert [metrics["line"] for metrics in result.validations][::2] == [0, 1]
+    status = result.status
+    assert status is not None
+    assert status.issued == status.trained + status.validated + status.open + sum(status.dropped.values())
+
+
 @pytest.mark.parametrize("role", list(NAMES))
 def test_a_run_continues_when_one_of_its_processes_is_killed(role: str, tmp_path: Path) -> None:
     killed: list[int] = []

@@ -85,3 +85,13 @@ def test_an_episode_returns_as_many_scores_as_its_task_has_samples() -> None:
         with pytest.raises(TypeError, match=r"expected rl.score\(reply, reward=...\)"):
             scores_of(nonsense, 1)
     assert isinstance(one, Score)
+
+
+def test_scores_are_finite_numbers_and_in_the_trajectory() -> None:
+    one = score(Turn([1], [2]), reward=1, score={"exact": True, "length": 3})
+    assert trajectory_of(one, [])["score"] == {"exact": 1.0, "length": 3.0}
+    assert "score" not in trajectory_of(score(Turn([1], [2]), reward=1), [])
+    with pytest.raises(ValueError, match=r"invalid score\['exact'\] 'yes': expected a number"):
+        score(Turn([1], [2]), reward=1, score={"exact": "yes"})
+    with pytest.raises(ValueError, match=r"invalid score\['x'\] nan: expected a finite number"):
+        score(Turn([1], [2]), reward=1, score={"x": float("nan")})

@@ -38,7 +38,7 @@ from fray.rl.core.leases import Lease, LeaseTable
 from fray.rl.core.run_record import EQUAL_REWARDS, RunPlan, RunRecord, StalePolicy
 from fray.rl.core.tasks import RolloutTask
 from fray.rl.core.trajectory_store import Sample, SampleGroup
-from fray.rl.core.validation import ValidationRound, foreign_versions
+from fray.rl.core.validation import VALIDATION, ValidationRound, foreign_versions
 from fray.rl.core.versions import Gate, Segment, VersionName
 
 
@@ -303,6 +303,10 @@ class RunState:
     def has_lease(self, number: str) -> bool:
         """Return whether a lease is open."""
         return self.lease(number) is not None
+
+    def attempts_of(self, task: RolloutTask) -> int:
+        """Return the number of attempts of a task that failed."""
+        return self._validation_attempts[task] if task.epoch == VALIDATION else self.record.attempts[task.task_id]
 
     @property
     def open_samples(self) -> int:

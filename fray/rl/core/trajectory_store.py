@@ -36,9 +36,9 @@ class Sample:
     """Versions of the weights that made the tokens, in order; empty for samples without tokens."""
     rewards: tuple[float, ...]
     """One for each trajectory."""
-    score: tuple[tuple[str, float], ...] = ()
-    """Names and values, for validation."""
     content: Any = field(default=None, eq=False, repr=False)
+    score: tuple[tuple[str, float], ...] = ()
+    """Names and values, for validation; a name is repeated for each trajectory that has it."""
 
     @property
     def sample_id(self) -> str:

@@ -83,10 +83,12 @@ class ValidationRound:
     def metrics(self) -> dict[str, float]:
         """Return means of rewards and scores, and how many samples there are, by name, with the prefix ``val/``."""
         samples = [sample for task in sorted(self.delivered) for sample in self.delivered[task]]
-        # Rewards first: a score of that name is what the user wants to see.
-        rows = [{"reward": reward} | dict(sample.score) for sample in samples for reward in sample.rewards]
+        scores = [{name: value} for sample in samples for name, value in sample.score]
+        # A score of this name is what the user wants to see.
+        has_reward = any("reward" in score for score in scores)
+        rewards = [] if has_reward else [{"reward": reward} for sample in samples for reward in sample.rewards]
         counts = {"samples": float(len(samples)), "dropped": float(sum(task.samples for task in self.dropped))}
-        return means_of(rows) | {f"{PREFIX}{name}": value for name, value in counts.items()}
+        return means_of([*rewards, *scores]) | {f"{PREFIX}{name}": value for name, value in counts.items()}
 
 
 def means_of(scores: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import sha256
 from itertools import count
 from typing import Any, TypeAlias
 
 import trio
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from fray.api.actors.current_actor import current_actor
 from fray.api.actors.handle import ActorHandle
@@ -17,7 +17,7 @@ from fray.rl.inference.client import LLM, ModelReply
 from fray.rl.inference.requests import Completion, GenerateRequest
 from fray.rl.messages import SampleResult, ServerRoute, TaskGrant, TaskResult, repeatable
 from fray.rl.model_spec import ModelSpec
-from fray.rl.rollout.scores import AttemptEnded, MadeTrajectories, Score, scores_of, trajectory_of
+from fray.rl.rollout.scores import AttemptEnded, MadeTrajectories, Score, finite_scores, scores_of, trajectory_of
 from fray.rl.rollout.server_choice import ServerChoice
 from fray.rl.tokenizers import load_tokenizer
 from fray.runtime.serialization.pickling import dumps_plain
@@ -38,6 +38,7 @@ class EpisodePlan:
         workers: episodes that run at once.
         timeout_s: limit of one episode, after which it is cancelled.
         seed: of the run; the seed of each request follows from it, the task and the number of the request.
+        validation_sampling: replaces what a request of a validation task asks for.
     """
 
     rollout: Episode
@@ -45,6 +46,7 @@ class EpisodePlan:
     workers: int
     timeout_s: float
     seed: int
+    validation_sampling: Mapping[str, Any] = field(factory=dict)
 
 
 class RolloutProcess:
@@ -97,10 +99,10 @@ class RolloutProcess:
 
     async def _result_of(self, grant: TaskGrant) -> TaskResult:
         """Run an episode. An error of it ends this attempt of the task, and nothing else."""
-        llm = LLM(_Requests(grant, self._plan.seed, self._servers).send, self._tokenizer)
+        llm = LLM(_Requests(grant, self._plan, self._servers).send, self._tokenizer)
         try:
             with trio.fail_after(self._plan.timeout_s):
-                result = await self._plan.rollout(grant.row, llm)
+                result = await self._plan.rollout({**grant.row, "is_val": grant.is_validation}, llm)
             scores = scores_of(result, grant.samples)
             return TaskResult(
                 grant.lease, tuple(_sample_of(grant, run, one, llm.replies) for run, one in enumerate(scores))
@@ -117,25 +119,30 @@ class RolloutProcess:
 def _sample_of(
     grant: TaskGrant, run: int, one: Score | MadeTrajectories, replies: Sequence[ModelReply]
 ) -> SampleResult:
-    names = {"group_id": grant.group_id, "run_id": run, "task_id": grant.task_id}
+    names = {"group_id": grant.group_id, "run_id": run, "task_id": grant.task_id, "is_val": grant.is_validation}
     made = one.trajectories if isinstance(one, MadeTrajectories) else (trajectory_of(one, replies),)
     trajectories = [{**names, **trajectory} for trajectory in made]
     segments = tuple(dict.fromkeys(tuple(each) for one in trajectories for each in one.get("versions", ())))
     rewards = tuple(float(one.get("reward") or 0.0) for one in trajectories)
-    return SampleResult(segments, rewards, (grant.group_id,), dumps_plain(trajectories))
+    scores: tuple[tuple[str, float], ...] = ()
+    if grant.is_validation:  # those of training samples are in the content alone
+        scores = tuple(pair for one in trajectories for pair in finite_scores(one.get("score") or {}).items())
+    return SampleResult(segments, rewards, (grant.group_id,), dumps_plain(trajectories), scores)
 
 
 class _Requests:
     """Requests of one attempt: numbers them, and gives each a seed."""
 
-    def __init__(self, grant: TaskGrant, seed: int, servers: ServerChoice) -> None:
-        self._grant, self._seed, self._servers = grant, seed, servers
+    def __init__(self, grant: TaskGrant, plan: EpisodePlan, servers: ServerChoice) -> None:
+        self._grant, self._plan, self._servers = grant, plan, servers
         self._numbers = count()
 
     async def send(self, request: GenerateRequest) -> list[Completion]:
         name = f"{self._grant.task_id}/{self._grant.attempt}/{next(self._numbers)}"
+        if self._grant.is_validation:
+            request = evolve(request, sampling=evolve(request.sampling, **self._plan.validation_sampling))
         if request.sampling.seed is None:
-            digest = sha256(f"{self._seed}/{name}".encode()).digest()
+            digest = sha256(f"{self._plan.seed}/{name}".encode()).digest()
             request = evolve(request, sampling=evolve(request.sampling, seed=int.from_bytes(digest[:6], "big")))
         return await self._servers.send(evolve(request, request_id=f"{self._grant.lease}/{name}"))
 

@@ -58,27 +58,38 @@ class AttemptEnded(Exception):
 
 
 class InvalidReward(ValueError):
-    """A reward is not a finite number; the rollout fails by this name."""
+    """A reward or score is not a finite number; the rollout fails by this name."""
 
 
-def score(reply: ScoredReply, reward: float, **extra: Any) -> Score:
+def score(reply: ScoredReply, reward: float, score: Mapping[str, float] | None = None, **extra: Any) -> Score:
     """Return the result of an episode.
 
     Args:
         reply: the last reply of the model; earlier turns that its prompt continues are trained with it.
         reward: of the episode, a finite number.
+        score: further finite numbers by name; a validation reports the mean of each. They are in the trajectory, too.
         extra: further keys of the trajectory, such as ``metrics``.
 
     Raises:
-        InvalidReward: ``reward`` is not a finite number.
+        InvalidReward: ``reward`` or a value of ``score`` is not a finite number.
     """
+    scores = finite_scores(score or {})
+    return Score(reply, _finite("reward", reward), extra | {"score": scores} if scores else extra)
+
+
+def finite_scores(scores: Mapping[str, Any]) -> dict[str, float]:
+    """Return scores as numbers. Raises InvalidReward for one that is not a finite number."""
+    return {str(name): _finite(f"score[{name!r}]", value) for name, value in scores.items()}
+
+
+def _finite(name: str, value: Any) -> float:
     try:
-        number = float(reward)
+        number = float(value)
     except (TypeError, ValueError):
-        raise InvalidReward(f"invalid reward {reward!r}: expected a number") from None
+        raise InvalidReward(f"invalid {name} {value!r}: expected a number") from None
     if not math.isfinite(number):
-        raise InvalidReward(f"invalid reward {number}: expected a finite number")
-    return Score(reply, number, extra)
+        raise InvalidReward(f"invalid {name} {number}: expected a finite number")
+    return number
 
 
 def scores_of(result: object, samples: int) -> list[Score | MadeTrajectories]:
