@@ -184,7 +184,10 @@ class RunState:
         """
         if (lease := self._validation_leases.get(number)) is not None:
             self._validation_attempts[lease.task] += 1
-            is_last = self._validation_attempts[lease.task] >= self.record.plan.max_attempts
+            attempt = self._validation_attempts[lease.task]
+            is_last = attempt >= self.record.plan.max_attempts
+            # Of no samples: training may progress all the same.
+            self.failures.failed(lease.task.task_id, 0, reason, attempt, is_last=is_last)
             self._give_back_validation(lease, reason if is_last else None)
         elif (lease := self._leases.get(number)) is not None:
             attempt = self.record.attempts[lease.task.task_id] + 1
