@@ -315,7 +315,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "rl": (
         ("core", "data", "model_spec", "nexrl_types", "weights_table"),
-        ("checkpoint", "inference.requests", "journal_file", "nexrl", "tokenizers", "train"),
+        ("checkpoint", "inference.requests", "journal_file", "nexrl", "tokenizers", "train", "weights"),
         ("recipe", "tensors"),
         ("inference", "messages"),
         ("coordinator", "rollout", "trainer_process"),

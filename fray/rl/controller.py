@@ -5,7 +5,9 @@ The coordinator decides about samples, `ServerFleet` about servers; the tasks he
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from fray.api.actors.handle import ActorHandle
 from fray.api.actors.monitor import Down, Up, monitor
 from fray.api.cluster import Cluster
 from fray.api.scope import Scope
-from fray.errors import ActorDied
+from fray.errors import ActorDied, ObjectLost
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig
 from fray.rl.checkpoint import (
@@ -38,13 +40,18 @@ from fray.rl.model_spec import ModelSpec
 from fray.rl.rollout.process import EpisodePlan, RolloutProcess
 from fray.rl.train.errors import EpisodesFailed
 from fray.rl.train.settings import GRPO
-from fray.rl.trainer_process import PublishedWeights, TrainedStep, TrainerProcess
+from fray.rl.trainer_process import TrainedStep, TrainerProcess
+from fray.rl.weights.published import KeptWeights, PublishedWeights, WeightSync
 
 RESTARTS = 20
 """Restarts of each rollout process and server within `RESTART_PERIOD_S`, before the run fails."""
 RESTART_PERIOD_S = 600.0
 FAILURES_PERIOD_S = 10.0
 """Least seconds between two lines about episodes that fail."""
+MODEL_VERSION = VersionName(0, 0)
+"""Version of the weights of the model, which each server has loaded by itself."""
+RELEASE_S = 5.0
+"""Seconds after which the release of weights is given up."""
 
 
 @frozen
@@ -60,6 +67,7 @@ class RunParts:
         processes: number of rollout processes.
         servers: number of inference servers.
         slots: requests that a server decodes at once.
+        weight_sync: way of the weights to the servers.
         transfer_s: seconds within which a server has to load weights; later it gets no requests until it has.
         threads: of the computation in each server and the trainer.
         resources: what each part reserves, by ``trainer``, ``server``, ``rollout``.
@@ -79,6 +87,7 @@ class RunParts:
     processes: int
     servers: int
     slots: int = 512
+    weight_sync: WeightSync = WeightSync.MEMORY
     transfer_s: float = 120.0
     threads: int | None = None
     resources: dict[str, ResourceConfig] = field(factory=dict)
@@ -92,6 +101,12 @@ class RunParts:
     def checkpoints(self) -> Path | None:
         """Directory of the checkpoints."""
         return None if self.output is None else self.output / "checkpoints"
+
+    @property
+    def weight_files(self) -> Path | None:
+        """Directory of the files by which servers get weights; None: they get them otherwise."""
+        is_used = self.weight_sync is WeightSync.DISK
+        return self.output / "weights" if is_used and self.output is not None else None
 
 
 Report = Callable[[TrainedStep, RunStatus], None]
@@ -128,8 +143,8 @@ class RunController:
         self._handles: dict[str, ActorHandle] = {}
         self._target: VersionName | None = None
         """Version that the servers shall have."""
-        self._published: dict[VersionName, PublishedWeights | None] = {}
-        """Weights of the target, if there are any yet, and of the newest version; None: those of the model."""
+        self._weights = KeptWeights()
+        """Weights of the target, if there are any yet, and of the newest version."""
         self._line = 0
         """Incarnation of the trainer."""
         self._changed = trio.Event()
@@ -155,6 +170,9 @@ class RunController:
 
     async def _run(self) -> RunStatus:
         parts = self._parts
+        if parts.weight_files is not None:
+            # Of a run that was killed.
+            await trio.to_thread.run_sync(partial(shutil.rmtree, parts.weight_files, ignore_errors=True))
         async with self._cluster.open_scope("rl-run") as scope:
             # Without a journal, a coordinator that is restarted would have forgotten the run.
             host = await scope.create_host("rl-main", max_restarts=0 if parts.output is None else RESTARTS)
@@ -174,6 +192,7 @@ class RunController:
                 nursery.start_soon(self._end_at_failures)
                 nursery.start_soon(self._follow_target)
                 nursery.start_soon(self._sync_weights)
+                nursery.start_soon(self._release_weights)
                 for index in range(parts.servers):
                     nursery.start_soon(self._keep_server, scope, f"server-{index}")
                 for _ in range(parts.processes):
@@ -258,7 +277,7 @@ class RunController:
 
     async def _train(self, trainer: Any, version: VersionName) -> None:
         parts, line = self._parts, version.incarnation
-        self._publish(version, await trainer.publish(), version)
+        await self._publish(trainer, version, version)
         while (step := await trainer.train_next()) is not None:
             if step.skipped:
                 await self._ask("skip_update", line, step.number, step.skipped)
@@ -266,7 +285,7 @@ class RunController:
                 version, is_due, target = await self._ask("finish_update", line, step.number)
                 # Before the next update changes them.
                 if is_due:
-                    self._publish(version, await trainer.publish(), target)
+                    await self._publish(trainer, version, target)
                 if step.number % parts.save_every == 0:
                     await self._save(trainer, step.number)
             self._report(step, await self._ask("status"))
@@ -289,26 +308,46 @@ class RunController:
         return None if self._parts.checkpoints is None else latest_checkpoint(self._parts.checkpoints)
 
     async def _collect(self) -> None:
-        self._publish(VersionName(0, 0), None, VersionName(0, 0))
+        self._keep(MODEL_VERSION, None, MODEL_VERSION)
         while (batch := await self._ask("next_batch", 0)) is not None:
             self._on_samples(batch.groups)
             await self._ask("skip_update", 0, batch.number, "collected")
 
-    # Servers
+    # Weights
 
-    def _publish(self, version: VersionName, weights: PublishedWeights | None, target: VersionName) -> None:
-        """Keep the weights of a version, and those that the servers shall have until a validation ends.
+    async def _publish(self, trainer: Any, version: VersionName, target: VersionName) -> None:
+        """Let servers load the trainer's weights, or keep them until a validation ends.
 
         Args:
             target: the version that servers shall have, as of the update that made ``version``.
         """
-        kept = {name: self._published[name] for name in (target, self._target) if name in self._published}
-        self._published = {**kept, version: weights}
+        if version == MODEL_VERSION or self._parts.weight_sync is WeightSync.NONE:
+            self._keep(MODEL_VERSION, None, target)
+            return
+        directory = self._parts.weight_files
+        path = None if directory is None else directory / f"{version}.safetensors"
+        self._keep(version, await trainer.publish(path), target)
+
+    def _keep(self, version: VersionName, weights: PublishedWeights | None, target: VersionName) -> None:
+        self._weights.add(version, weights, (target, self._target))
         self._wake()
 
-    async def _follow_target(self) -> None:
+    async def _release_weights(self) -> None:
+        """Release weights that are not kept any more."""
         while True:
-            self._target = await self._ask("wait_for_target", self._target)
+            while self._weights.dropped:
+                # A trainer that has ended took its weights along; one that hangs must not stop this.
+                with trio.move_on_after(RELEASE_S):
+                    await self._weights.dropped.pop().content.release()
+            await self._changed.wait()
+
+    async def _follow_target(self) -> None:
+        known: VersionName | None = None
+        while True:
+            known = self._target = await self._ask("wait_for_target", known)
+            if self._parts.weight_sync is WeightSync.NONE:
+                self._target = MODEL_VERSION
+                await self._ask("finish_sync", known)
             self._wake()
 
     async def _sync_weights(self) -> None:
@@ -321,6 +360,8 @@ class RunController:
                 continue
             await self._ask("finish_sync", version)
             reported = version
+
+    # Servers
 
     async def _keep_server(self, scope: Scope, name: str) -> None:
         """Create a server, follow its restarts, and load weights into each incarnation."""
@@ -352,22 +393,25 @@ class RunController:
 
     async def _load_weights(self, server: ServerRecord, handle: Any) -> None:
         """Load the target version whenever the server shall have it and has not."""
+        lost = None
         while True:
-            version = self._target
-            if version is None or version not in self._published or server not in self._fleet.to_load(version):
+            version, incarnation = self._target, server.incarnation
+            weights = None if version is None else self._weights.kept.get(version)
+            is_there = version in self._weights.kept and (weights is None or weights is not lost)
+            if version is None or not is_there or server not in self._fleet.to_load(version):
                 await self._changed.wait()
                 continue
-            weights, incarnation = self._published[version], server.incarnation
             with trio.move_on_after(self._parts.transfer_s) as patience:
                 try:
-                    # When its engine is made: until then, another thread of it imports NumPy, which the arrays of a
-                    # message need too, and two imports at a time fail.
-                    await handle.is_paused()
                     table, content = (None, None) if weights is None else (weights.table, weights.content)
                     await handle.load_weights(version, table, content)
                 except ActorDied:
                     # The monitor reports it; what follows is another incarnation, or the end.
                     await self._changed.wait()
+                    continue
+                except ObjectLost:
+                    # The trainer has died, and its weights with it; or newer ones have replaced them.
+                    lost = weights
                     continue
             missed = patience.cancelled_caught
             event = ServerEvent.TRANSFER_MISSED if missed else ServerEvent.LOADED

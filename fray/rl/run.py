@@ -35,6 +35,7 @@ from fray.rl.nexrl_types import Trajectory
 from fray.rl.rollout.process import Episode, EpisodePlan
 from fray.rl.train.settings import GRPO
 from fray.rl.trainer_process import TrainedStep
+from fray.rl.weights.published import WeightSync
 from fray.runtime.runtime import current_or_none
 from fray.runtime.serialization.pickling import loads
 
@@ -82,6 +83,8 @@ class Run:
         on_error: what ends the run: ``"stop_on_critical"`` (default): what it cannot repair, such as a whole batch of
             which every episode failed; ``"stop_on_error"``: the first episode that is out of attempts, too;
             ``"continue"``: neither.
+        weight_sync: ``"memory"`` (default): the trainer publishes weights in shared memory; ``"disk"``: as files in
+            ``output``; ``"none"``: servers keep those of the model, for ``sync="fully-async", stale="keep"``.
         keep_batch_order: roll out nothing beyond the loaded batch until the next weights are in place.
         seed: of the order of the data and of sampling. Default 0.
         shuffle: whether the rows are shuffled, in another order in each epoch. Default True.
@@ -121,6 +124,7 @@ class Run:
     rollout_timeout_s: float = 600.0
     max_attempts: int = 3
     on_error: str = "stop_on_critical"
+    weight_sync: str = "memory"
     keep_batch_order: bool = False
     seed: int = 0
     shuffle: bool = True
@@ -193,6 +197,12 @@ def _check_settings(run: Run) -> None:
     if unknown := set(run.resources) - {"trainer", "server", "rollout"}:
         raise InvalidRequest(f"invalid key {min(unknown)!r} of resources; expected trainer, server or rollout")
     _choice("episode", run.episode, ("sample", "group"))
+    way = _member(WeightSync, "weight_sync", run.weight_sync)
+    if way is WeightSync.DISK and run.output is None:
+        raise InvalidRequest("weight_sync='disk' needs a directory that trainer and servers have: write output='./out'")
+    if way is WeightSync.NONE and (run.sync, run.stale) != ("fully-async", "keep"):
+        text = "weight_sync='none' never gives servers newer weights, so rollouts become too old"
+        raise InvalidRequest(f"{text}: write sync='fully-async', stale='keep'")
     _check_validation(run)
 
 
@@ -278,6 +288,7 @@ def _parts_of(run: Run) -> RunParts:
         episodes,
         processes,
         run.inference_servers,
+        weight_sync=WeightSync(run.weight_sync),
         threads=threads,
         resources=dict(run.resources),
         output=None if run.output is None else Path(run.output).absolute(),

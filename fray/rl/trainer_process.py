@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import trio
 from attrs import frozen
 
 from fray.api.actors.handle import ActorHandle
+from fray.api.objects import allocate, put
 from fray.rl.messages import TrainingBatch, repeatable
 from fray.rl.model_spec import ModelSpec
 from fray.rl.train.settings import GRPO
-from fray.rl.weights_table import WeightTable
+from fray.rl.weights.published import PublishedWeights, WeightFile
 from fray.runtime.serialization.pickling import loads
 
 
@@ -27,15 +27,6 @@ class TrainedStep:
     metrics: dict[str, float]
     skipped: str = ""
     """Reason why the weights are as before; empty: they are new."""
-
-
-@frozen
-class PublishedWeights:
-    """Weights of a version, for the servers."""
-
-    table: WeightTable
-    content: Any
-    """All parameters in one buffer of bytes."""
 
 
 class TrainerProcess:
@@ -92,10 +83,20 @@ class TrainerProcess:
         """Write the model, and what is needed to continue, into a directory."""
         await trio.to_thread.run_sync(self._trainer.save, directory)
 
-    async def publish(self) -> PublishedWeights:
-        """Return the weights as they are now."""
-        import numpy as np
+    async def publish(self, path: Path | None = None) -> PublishedWeights:
+        """Return the weights as they are now: a reference to shared memory of this process, or to a file.
 
-        buffer = np.empty(self._trainer.table.total_bytes, np.uint8)
-        self._trainer.write_weights(buffer)
-        return PublishedWeights(self._trainer.table, buffer)
+        Args:
+            path: file of safetensors to write. Default: shared memory, and where there is no room for it, memory of
+                this process that readers copy.
+        """
+        if path is not None:
+            table = await trio.to_thread.run_sync(self._trainer.write_weight_file, path)
+            return PublishedWeights(table, WeightFile(path))
+        table = self._trainer.table
+        try:
+            buffer = await allocate(table.total_bytes)
+        except MemoryError:
+            buffer = memoryview(bytearray(table.total_bytes))
+        await trio.to_thread.run_sync(self._trainer.write_weights, buffer)
+        return PublishedWeights(table, await put(buffer))

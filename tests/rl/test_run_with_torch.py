@@ -20,6 +20,7 @@ import trio
 from fray import rl
 from fray.errors import InvalidRequest
 from fray.rl.checkpoint import latest_checkpoint
+from fray.rl.core.versions import VersionName
 from fray.rl.train.errors import EpisodesFailed, NonFiniteUpdatesError
 
 pytestmark = [
@@ -40,6 +41,12 @@ NAMES = {
 async def first_is_1(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
     reply = await llm.completion(task["prompt"], max_tokens=2)
     return rl.score(reply, reward=float(reply.text.startswith("1")))
+
+
+async def with_first_weights(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
+    reply = await llm.completion(task["prompt"], max_tokens=2)
+    is_first = [name for name, _ in reply.segments] == [VersionName(0, 0)]
+    return rl.score(reply, reward=10.0 * is_first + float(reply.text.startswith("1")))
 
 
 async def two_turns(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
@@ -178,6 +185,23 @@ def test_validations_survive_the_loss_of_each_process(tmp_path: Path) -> None:
     status = result.status
     assert status is not None
     assert status.issued == status.trained + status.validated + status.open + sum(status.dropped.values())
+
+
+def test_servers_load_weights_from_files_and_old_ones_are_removed(tmp_path: Path) -> None:
+    result = trio.run(run(6, weight_sync="disk", output=tmp_path, inference_servers=2).main)
+    assert result.status is not None
+    assert result.status.version.number == 6
+    found = {path.name for path in (tmp_path / "weights").iterdir()}
+    assert "0.6.safetensors" in found
+    assert not found & {f"0.{number}.safetensors" for number in range(4)}
+
+
+def test_servers_may_keep_the_weights_of_the_model(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"weight_sync": "none", "sync": "fully-async", "stale": "keep", "output": tmp_path}
+    trio.run(run(3, rollout=with_first_weights, **options).main)
+    result = trio.run(run(5, rollout=with_first_weights, **options).main)
+    assert [step["step"] for step in result.steps] == [4, 5]
+    assert [step["reward_min"] for step in result.steps] == [10, 10]
 
 
 @pytest.mark.parametrize("role", list(NAMES))

@@ -7,10 +7,12 @@ array, a mapped file; for reading they may be read-only.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from fray.rl.weights_table import WeightPlace, WeightTable
@@ -42,6 +44,21 @@ def write(model: Weights, buffer: Any, table: WeightTable | None = None) -> None
         raise ValueError("the buffer to write weights into is read-only")
     for name, tensor in _tensors_of(model):
         _part(target, table.places[name])[...] = _as_bytes(tensor.cpu().contiguous())
+
+
+def write_file(model: Weights, path: Path) -> WeightTable:
+    """Write the weights of ``model`` as a file of safetensors, which appears when it is complete.
+
+    Returns:
+        The table of the file's bytes, for `load` of the whole file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".new")
+    save_file({name: tensor.cpu().contiguous() for name, tensor in _tensors_of(model)}, unfinished)
+    with unfinished.open("rb") as file:
+        table = WeightTable.of_safetensors(file.read(int.from_bytes(file.read(8), "little")), unfinished.stat().st_size)
+    unfinished.rename(path)
+    return table
 
 
 def load(model: Weights, table: WeightTable, buffer: Any) -> None:

@@ -107,6 +107,10 @@ class PolicyTrainer:
         """Copy what is trained into a buffer of ``table.total_bytes``. Raises ValueError as `flat_weights.write`."""
         flat_weights.write(self.weights, buffer, self.table)
 
+    def write_weight_file(self, path: Path) -> WeightTable:
+        """Write what is trained as a file of safetensors, which appears when it is complete; return its table."""
+        return flat_weights.write_file(self.weights, path)
+
     def check(self, trajectories: Iterable[Trajectory]) -> None:
         """Check trajectories without training. Raises ValueError as `update`."""
         for index, trajectory in enumerate(trajectories):
