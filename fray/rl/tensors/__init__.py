@@ -10,5 +10,6 @@ Upwards, each may import those above it:
 - `flat_weights`: weights of a model in one flat buffer. `adapters`: low-rank adapters of a model.
 - `language_model`: models of Hugging Face with their tokenizers, and tiny ones of random weights.
 - `sampling`: choice of the next tokens; `slot_cache`: keys and values of what is generated; `engine`: generation.
+- `adapter_trainer`: training of adapters by requests, for a service.
 - `token_batches`, `trainer_files`, `policy_trainer`: trajectories as tensors, checkpoints, and the trainer.
 """
