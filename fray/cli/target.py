@@ -65,8 +65,7 @@ def token_of(options: argparse.Namespace) -> str | None:
     login``, is used. Raises InvalidRequest.
     """
     if options.token_file is None:
-        has_token = any(os.environ.get(name, "").strip() for name in ("FRAY_TOKEN", TOKEN_FILE_VARIABLE))
-        if not has_token and stored_keys.find_key(spec_of(options).address) is None:
+        if not has_token() and stored_keys.find_key(spec_of(options).address) is None:
             raise InvalidRequest(
                 "authentication required: `fray login` with an invitation, set FRAY_TOKEN, or use --token-file FILE "
                 "(fray-controller prints its path)"
@@ -79,6 +78,11 @@ def token_of(options: argparse.Namespace) -> str | None:
     if not token:
         raise InvalidRequest(f"the token file {options.token_file} is empty")
     return token
+
+
+def has_token() -> bool:
+    """Return whether the environment has a token, which comes before the key of ``fray login``."""
+    return any(os.environ.get(name, "").strip() for name in ("FRAY_TOKEN", TOKEN_FILE_VARIABLE))
 
 
 def namespace_of(options: argparse.Namespace) -> str:

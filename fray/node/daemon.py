@@ -91,10 +91,7 @@ async def serve_daemon(
     config = evolve(config, boot_id=mark.boot_id, process=mark, state_id=state_id(Path(config.state_dir)))
     offered = Counter(device.kind for device in config.capacity.devices)
     # Importing what checks certificates takes time, and connections on one machine do without it.
-    warm = (
-        *PRELOAD,
-        *(WARM_AMONG_MACHINES if config.networked or config.controller.startswith(("tcp:", "tls:")) else ()),
-    )
+    warm = (*PRELOAD, *(WARM_AMONG_MACHINES if _is_among_machines(config) else ()))
     launcher = ProcessLauncher(
         config.state_dir,
         warm=warm,
@@ -199,7 +196,18 @@ class _WithWorkspaces:
 def _make_environments(config: NodeConfig) -> Environments:
     environ = node_environ(os.environ, os.path.abspath(config.state_dir))
     label = node_label(os.path.abspath(config.state_dir))
-    return Environments(cache_directory(config) / "environments", config.environments, environ, label=label)
+    return Environments(
+        cache_directory(config) / "environments",
+        config.environments,
+        environ,
+        label=label,
+        makes_identities=_is_among_machines(config),
+    )
+
+
+def _is_among_machines(config: NodeConfig) -> bool:
+    """Return whether connections may be TCP."""
+    return config.networked or config.controller.startswith(("tcp:", "tls:"))
 
 
 def cache_directory(config: NodeConfig) -> Path:

@@ -22,6 +22,8 @@ from attrs import evolve
 from fray.errors import FrayError
 from fray.model.specs import BLOB_LIMIT_BYTES, AttemptSpec, EntryKind
 from fray.net.codec import Bytes, to_json
+from fray.net.tls.identity import take_identity
+from fray.net.transports.tls_listener import TlsServer
 from fray.net.transports.websocket import WebSocketNetwork
 from fray.runtime.actors import lifecycle
 from fray.runtime.actors.methods import has_async_methods
@@ -106,6 +108,10 @@ def _flush() -> None:
             pass  # closed by user code, or by the reader
 
 
+def _network_of(attempt_spec: AttemptSpec) -> WebSocketNetwork:
+    return WebSocketNetwork(names=(attempt_spec.advertise,), tls_server=TlsServer(take_identity()))
+
+
 # Async user code -----------------------------------------------------------------------------------------------------
 
 
@@ -118,7 +124,7 @@ async def _run_in_loop(attempt_spec: AttemptSpec, work: attempt.Work, control_fd
     async with trio.open_nursery() as nursery:
         cancel = trio.CancelScope()
         nursery.start_soon(_handle_commands, control_fd, cancel)
-        network = WebSocketNetwork(names=(attempt_spec.advertise,))
+        network = _network_of(attempt_spec)
         result = await attempt.run_in_runtime(attempt_spec, network, random.SystemRandom(), cancel, run)
         # The task for commands never ends by itself.
         nursery.cancel_scope.cancel()
@@ -206,7 +212,7 @@ class _JobLoop:
         self._token = trio.lowlevel.current_trio_token()
         if self._cancelled:
             self._cancel.cancel()
-        network = WebSocketNetwork(names=(self._attempt_spec.advertise,))
+        network = _network_of(self._attempt_spec)
         await attempt.run_in_runtime(self._attempt_spec, network, random.SystemRandom(), self._cancel, self._run)
 
     async def _run(self, runtime: Runtime) -> AttemptResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import tomllib
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import fray
 from fray.cli.administration import doctor
 from fray.cli.administration.doctor import Result, check_controller, check_disk, check_machine, check_nodes
 from fray.cli.main import main
+from fray.deploy import stored_keys
 from fray.model.messages.client import ControllerHello, NodeInfo
 from fray.model.messages.node import CLOCK_OFFSET
 from fray.model.messages.session import VERSION
@@ -38,7 +40,7 @@ def test_without_a_cluster_it_checks_this_machine(
     assert any(str(tmp_path / "store") in each["text"] for each in found)
     main(["doctor"])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "skipped  cluster      none given (--cluster, FRAY_CLUSTER_SPEC)"
+    assert lines[-1] == "skipped  cluster      none given (--cluster, FRAY_CLUSTER_SPEC, `fray login`)"
 
 
 def test_a_range_of_uids_for_jobs_is_checked_in_one_line_for_each_condition(
@@ -167,6 +169,42 @@ def test_a_controller_that_is_not_there_is_found_with_the_reason(
     token.chmod(0o644)
     assert main(["doctor", "--cluster", "fray://127.0.0.1:1", "--token-file", str(token)]) == 1
     assert f"warning  identity     others may read {token}: chmod 600 {token}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("days", "line"),
+    [
+        (9.0, "ok       identity     ada (user), by the key of a login that is valid for 9 days\n"),
+        (
+            1.0,
+            "warning  identity     the key of ada for fray://127.0.0.1:1 expires in 24 h: ask an admin for an "
+            "invitation (`fray user add ada --role user`), then `fray login fray://127.0.0.1:1`\n",
+        ),
+        (
+            -1.0,
+            "failed   identity     the key of ada for fray://127.0.0.1:1 has expired: ask an admin for an invitation",
+        ),
+    ],
+)
+def test_the_cluster_and_the_key_of_the_last_login_are_checked(
+    days: float, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("FRAY_TOKEN", raising=False)
+    spec = "fray://127.0.0.1:1"
+    key = stored_keys.StoredKey(
+        spec=spec,
+        invitation_id="1",
+        secret="x",
+        user="ada",
+        role="user",
+        expires_at=time.time() + days * 86_400 + 60,
+    )
+    stored_keys.write({"default": spec, "clusters": {"127.0.0.1:1": attrs.asdict(key)}})
+    assert main(["doctor"]) == 1
+    found = capsys.readouterr().out
+    assert line in found
+    assert ("nothing accepts connections at 127.0.0.1:1" in found) == (days > 0)
 
 
 def test_the_version_is_the_same_everywhere() -> None:

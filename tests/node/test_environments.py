@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,12 @@ def test_the_overlay_is_fray_and_what_it_needs_and_nothing_else() -> None:
     lines = overlay.constraints()
     assert any(line.startswith("attrs") for line in lines)
     assert not any("extra ==" in line for line in lines)
+
+
+def test_without_an_installation_the_requirements_are_those_of_the_project() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    names = {overlay._requirement_name(line) for line in project["dependencies"]}
+    assert names - overlay.NOT_IN_JOBS == set(overlay.ROOTS)
 
 
 # How it is kept ------------------------------------------------------------------------------------------------------

@@ -56,6 +56,9 @@ def test_an_invitation_a_login_a_job_and_the_audit_log(lab: Lab, tmp_path: Path)
     assert login.returncode == 0, login.stderr
     assert login.stdout.startswith(f"logged in to {lab.spec} as ada (user) until ")
     assert (tmp_path / "fray" / "keys.json").stat().st_mode & 0o777 == 0o600
+    checked = run(ada, "-m", "fray.cli", "doctor").stdout
+    assert "ok       identity     ada (user), by the key of a login that is valid for 30 days\n" in checked
+    assert "ok       nodes        1 in service\n" in checked
     driver = run({**ada, "FRAY_USER": "root"}, "-c", DRIVER)
     assert driver.returncode == 0, driver.stderr
     assert driver.stdout.splitlines() == [

@@ -18,6 +18,7 @@ from fray.errors import InvalidRequest, Unauthorized
 from fray.model.join_tokens import split_pins
 from fray.net.transport import Credential
 from fray.net.transports.websocket import WebSocketNetwork
+from fray.node.environments import overlay
 from fray.runtime.calls.wire import CALLER_KEY_ID
 from tests.processes.lab import SMALL, Lab
 
@@ -216,3 +217,49 @@ async def test_the_token_is_replaced_under_a_job_and_calls_in_flight(
             assert records.count(("token", "done")) == 2
     log = (lab.directory / "n1.log").read_text()
     assert "no longer a member" not in log
+
+
+def other_python() -> Path | None:
+    """An interpreter of another version beside this one's, as in a directory of pyenv or uv."""
+    for minor in range(11, 20):
+        found = sorted(Path(sys.base_prefix).parent.glob(f"*3.{minor}.*/bin/python3.{minor}"))
+        if minor != sys.version_info.minor and found:
+            return found[0]
+    return None
+
+
+OTHER = other_python()
+DRIVER = """
+import sys, trio
+import fray
+
+class Host:
+    def version(self):
+        return sys.version_info[:2]
+
+async def main():
+    async with fray.open_cluster() as cluster, cluster.open_scope() as scope:
+        resources = fray.ResourceConfig.with_cpu(cpu=0.1, memory="64MB")
+        host = await scope.create_actor(Host, name="host", resources=resources)
+        print(await host.version() == sys.version_info[:2])
+        print([each.partition(":")[0] for each in host._connection_route().endpoint.addresses])
+
+trio.run(main)
+"""
+
+
+@pytest.mark.skipif(OTHER is None, reason="there is no other Python beside this one")
+async def test_actors_of_another_python_than_their_node_have_tls(
+    lab: TlsLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert OTHER is not None
+    # Where the node finds it.
+    monkeypatch.setenv("PATH", f"{OTHER.parent}:{os.environ['PATH']}")
+    lab.start_node("n1", "--cache-dir", str(tmp_path / "cache"))
+    lab.wait_for("n1", "issued a certificate")
+    # The driver has of Fray what an environment of that Python has; nothing compiled for this one can be imported.
+    overlay.create(tmp_path / "library")
+    environ = lab.environ(PYTHONPATH=str(tmp_path / "library"), FRAY_TOKEN=lab.token)
+    with trio.fail_after(100):
+        ran = await trio.run_process([str(OTHER), "-P", "-c", DRIVER], env=environ, capture_stdout=True)
+    assert ran.stdout.decode().splitlines() == ["True", "['unix', 'tls', 'relay']"]

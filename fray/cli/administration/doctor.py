@@ -21,7 +21,8 @@ import trio
 from attrs import frozen
 
 from fray.cli.output import say, say_json
-from fray.cli.target import spec_of, token_of
+from fray.cli.target import has_token, spec_of, token_of
+from fray.deploy import stored_keys
 from fray.deploy.cluster_spec import DEFAULT_PORT
 from fray.deploy.remote import open_remote
 from fray.errors import FrayError, InvalidRequest, Unauthorized
@@ -44,6 +45,8 @@ NODE_CLOCK_WARNING_S = 30.0
 """The same for nodes, of which there may be many."""
 CLOCK_LIMIT_S = 600.0
 """Difference of two clocks that certificates tolerate."""
+KEY_WARNING_S = 3 * 86_400.0
+"""Rest of the life of a person's key from which on another one is due."""
 DISK_WARNING_BYTES = 5 * 1000**3
 DISK_LIMIT_BYTES = 500 * 1000**2
 DESCRIPTORS_WANTED = 4_096
@@ -256,14 +259,21 @@ def check_disk(directory: Path) -> Finding:
 
 async def check_cluster(options: argparse.Namespace) -> list[Finding]:
     """Return the findings about the way to the cluster of the options, and about it."""
-    if not (options.cluster or os.environ.get("FRAY_CLUSTER_SPEC")):
-        return [skipped("cluster", "none given (--cluster, FRAY_CLUSTER_SPEC)")]
     try:
+        if not (options.cluster or os.environ.get("FRAY_CLUSTER_SPEC") or stored_keys.default_spec()):
+            return [skipped("cluster", "none given (--cluster, FRAY_CLUSTER_SPEC, `fray login`)")]
         address = spec_of(options).address
-        token = token_of(options)
     except InvalidRequest as error:
-        return [failed("cluster", str(error), "correct the command, or the variables FRAY_CLUSTER_SPEC and FRAY_TOKEN")]
+        return [failed("cluster", str(error), "correct the command, or the variable FRAY_CLUSTER_SPEC")]
+    try:
+        token = token_of(options)
+        key = None if token or has_token() else stored_keys.find_key(address)
+    except InvalidRequest as error:
+        # It says itself what to do.
+        return [Finding("identity", Result.FAILED, str(error))]
     found = [_check_token_file(options.token_file)] if options.token_file else []
+    if key is not None:
+        found.append(_check_key(key, time.time()))
     kind, _, rest = address.partition(":")
     if kind in ("tcp", "tls"):
         host, _, port = rest.partition("#")[0].rpartition(":")
@@ -294,6 +304,18 @@ def _check_token_file(file: str) -> Finding:
     if os.stat(file).st_mode & 0o077:
         return warning("identity", f"others may read {file}", f"chmod 600 {file}")
     return ok("identity", f"{file} is readable for this user only")
+
+
+def _check_key(key: stored_keys.StoredKey, now: float) -> Finding:
+    left_s = key.expires_at - now
+    if left_s < KEY_WARNING_S:
+        return warning(
+            "identity",
+            f"the key of {key.user} for {key.spec} expires in {duration_text(left_s)}",
+            f"ask an admin for an invitation (`fray user add {key.user} --role {key.role}`), then "
+            f"`fray login {key.spec}`",
+        )
+    return ok("identity", f"{key.user} ({key.role}), by the key of a login that is valid for {duration_text(left_s)}")
 
 
 async def _check_way(host: str, port: int) -> list[Finding]:

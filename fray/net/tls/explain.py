@@ -80,8 +80,10 @@ def _explain_verification(
 def _validity_text(error: ssl.SSLCertVerificationError, certificate: bytes | None) -> str:
     if certificate is None:
         return error.verify_message
-    from fray.net.tls.certificates import read_certificate, validity_text  # 45 ms, after an error only
-
+    try:
+        from fray.net.tls.certificates import read_certificate, validity_text  # 45 ms, after an error only
+    except ImportError:  # a job of another Python than the node's
+        return error.verify_message
     info, now = read_certificate(certificate), time.time()
     if info.not_before_s <= now <= info.not_after_s:
         return f"the certificate of the authority is not valid now ({error.verify_message})"

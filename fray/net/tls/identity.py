@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import ssl
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,9 @@ SESSION_CHALLENGE = "fray-session-challenge"
 """ALPN name by which both sides of a connection agree to take the challenge of `fray.net.auth` from the TLS handshake,
 which saves a round trip. The release before does not offer it: there the listener sends a challenge."""
 
+IDENTITY_VARIABLE = "FRAY_HOST_IDENTITY"
+"""Variable with the certificate of a process that cannot make it itself, see `take_identity`."""
+
 PINS_LIMIT = 2
 """Fingerprints that a dialer accepts at a time: while an authority is replaced there are two."""
 FINGERPRINT_LENGTH = 64
@@ -44,6 +48,25 @@ class TlsIdentity:
     def fingerprint(self) -> str:
         """SHA-256 of the certificate, hexadecimal."""
         return fingerprint(read_pem(self.chain)[0])
+
+
+def identity_text(identity: TlsIdentity) -> str:
+    """Return the value of `IDENTITY_VARIABLE`, one line."""
+    return json.dumps([identity.chain.decode(), identity.key.decode()])
+
+
+def take_identity() -> TlsIdentity | None:
+    """Return the certificate that the node has made for this process, and remove it from the environment; None: this
+    process makes its own.
+
+    A job may run in another Python than its node, or in a container. Packages that are written in Python alone are
+    shared with the node; the compiled ones of `cryptography` fit one Python.
+    """
+    text = os.environ.pop(IDENTITY_VARIABLE, "")
+    if not text:
+        return None
+    chain, key = json.loads(text)
+    return TlsIdentity(chain.encode(), key.encode())
 
 
 def fingerprint(certificate: bytes) -> str:

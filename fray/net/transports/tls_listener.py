@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import time
@@ -66,6 +67,13 @@ class TlsServer:
         assert self._made is not None, "prepare() was not called"
         context, binding = self._made
         return context.wrap_bio(incoming, outgoing, server_side=True), binding
+
+
+def warm_up() -> None:
+    """Import what makes certificates, for processes that are forked from this one."""
+    # Missing in an environment of another Python: there the node makes the certificate.
+    with contextlib.suppress(ImportError):
+        from fray.net.tls import certificates  # noqa: F401
 
 
 def _send_plainly(sock: TlsSocket, data: bytes) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fray.node.environments.recipe import BaseEnvironment
 
-ROOTS = ("anyio", "attrs", "cattrs", "cloudpickle", "trio")
+ROOTS = ("anyio", "attrs", "cattrs", "cloudpickle", "cryptography", "trio")
 """Fray's requirements, for a Fray that is not installed but found on the path."""
 OPTIONAL = ("fsspec",)
 """Optional requirements that a job may use: linked if the node has them."""

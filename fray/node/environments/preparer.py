@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import time
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -19,6 +20,7 @@ from attrs import define, evolve, field
 from fray.model.environment import WORKSPACE_NAME
 from fray.model.specs import AttemptSpec, EntryKind, JobAccount
 from fray.model.text import byte_size_text, duration_text
+from fray.net.tls.identity import IDENTITY_VARIABLE, identity_text
 from fray.node.accounts.switch import give, set_environ
 from fray.node.config import EnvironmentLimits
 from fray.node.prepare import LeaseHandover, NotPrepared, PreparedEnvironment, Say
@@ -50,12 +52,21 @@ class Environments:
         directory: of the environments; all nodes of a machine and user share it.
         environ: environment variables of builders and uv: proxies, indexes, certificates.
         label: of this node's containers; empty for a new node, which has no containers to remove.
+        makes_identities: make the certificates of processes that cannot make them, see `take_identity` of
+            `fray.net.tls.identity`. For nodes whose connections have TLS.
     """
 
     def __init__(
-        self, directory: Path, limits: EnvironmentLimits, environ: Mapping[str, str], *, label: str = ""
+        self,
+        directory: Path,
+        limits: EnvironmentLimits,
+        environ: Mapping[str, str],
+        *,
+        label: str = "",
+        makes_identities: bool = False,
     ) -> None:
         self.directory, self.limits, self.environ = directory, limits, dict(environ)
+        self._makes_identities = makes_identities
         self.label = label
         self._builds: dict[Path, BuildManager] = {}
         self._images: Images | None = None
@@ -101,10 +112,20 @@ class Environments:
         spec = attempt_spec.spec.environment
         workspace = f"{attempt_spec.directory}/{WORKSPACE_NAME}" if spec.bundle is not None else None
         if spec.docker_image is not None:
-            return await self._prepare_container(spec.docker_image, say)
+            return self._with_identity(attempt_spec, await self._prepare_container(spec.docker_image, say))
         if workspace is None and not spec.extras and not spec.pip_packages and spec.python in ("", own_python()):
             return PreparedEnvironment()  # most attempts: the node's own environment
-        return await self._prepare(attempt_spec, workspace, say)
+        prepared = await self._prepare(attempt_spec, workspace, say)
+        return prepared if spec.python in ("", own_python()) else self._with_identity(attempt_spec, prepared)
+
+    def _with_identity(self, attempt_spec: AttemptSpec, prepared: PreparedEnvironment) -> PreparedEnvironment:
+        """Add the certificate of a process whose Python cannot make it."""
+        if not self._makes_identities or attempt_spec.spec.entry is EntryKind.BINARY:
+            return prepared
+        from fray.net.tls.certificates import make_host
+
+        variable = {IDENTITY_VARIABLE: identity_text(make_host(time.time()))}
+        return evolve(prepared, fixed_variables={**prepared.fixed_variables, **variable})
 
     async def _prepare(self, attempt_spec: AttemptSpec, workspace: str | None, say: Say) -> PreparedEnvironment:
         from fray.node.environments import overlay

@@ -37,8 +37,8 @@ from fray.node.resources.device_variables import device_variables
 ENTRY = "fray.runtime.__main__:main"
 PRELOAD = ("fray.runtime.__main__", "fray:load", "fray.runtime.process.warmup:warm_up")
 """Modules that a zygote imports, and functions it calls, once for all jobs."""
-WARM_AMONG_MACHINES = ("fray.net.tls.certificates",)
-"""Modules that a zygote imports besides where connections are TCP."""
+WARM_AMONG_MACHINES = ("fray.net.transports.tls_listener:warm_up",)
+"""Functions that a zygote calls besides where connections are TCP."""
 _INSTALLED = re.compile(r"/(site-packages|dist-packages)(/|$)|/lib(64)?/python[\d.]+(\.zip|/lib-dynload)?$")
 _READ_AT_EXEC = ("LD_", "PYTHON", "MALLOC_", "GLIBC_TUNABLES")
 
