@@ -319,7 +319,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("recipe", "tensors"),
         ("inference", "messages"),
         ("coordinator", "rollout", "trainer_process"),
-        ("controller",),
+        ("controller", "rollout_worker"),
         ("run",),
     ),
     "runtime": (

@@ -8,6 +8,7 @@ Upwards, each may import those above it:
 - `tensors`: losses, models, engine and trainer; the only folder that imports torch.
 - `inference`: servers and their client. `messages`: between the parts of a run.
 - `rollout`, `coordinator`, `trainer_process`: the actors. `controller`: the scope that owns them.
+- `rollout_worker`: the workers of NexRL's guide, as episodes.
 - `run`: settings and results of a run.
 
 Importing this package loads neither torch nor Trio; a name loads its module.
@@ -36,6 +37,19 @@ if TYPE_CHECKING:
     )
     from fray.rl.nexrl_types import Batch, ModelTag, NexRLRole, Trajectory
     from fray.rl.rollout.scores import Score, score
+    from fray.rl.rollout_worker import (
+        AgentRolloutWorker,
+        BaseEvaluationTarget,
+        BaseNexAURolloutWorker,
+        BaseRolloutWorker,
+        DefaultNexAURolloutWorker,
+        EvaluationRunResult,
+        Evaluator,
+        MockRolloutWorker,
+        NexAUEvaluationTarget,
+        PigLatinRolloutWorker,
+        SimpleRolloutWorker,
+    )
     from fray.rl.run import Run, RunResult
     from fray.rl.train.lora import LoRA
     from fray.rl.train.settings import GRPO, KlPenalty, OffPolicyCorrection
@@ -43,11 +57,18 @@ if TYPE_CHECKING:
 _MODULES = {
     "ActivityTracker": "nexrl.activity_tracker",
     "ActivityTrackerProxy": "nexrl.activity_tracker",
+    "AgentRolloutWorker": "rollout_worker",
     "BaseDataLoader": "nexrl.data_loader",
+    "BaseEvaluationTarget": "rollout_worker",
+    "BaseNexAURolloutWorker": "rollout_worker",
+    "BaseRolloutWorker": "rollout_worker",
     "Batch": "nexrl_types",
+    "DefaultNexAURolloutWorker": "rollout_worker",
     "ErrorInfo": "nexrl.error_reporter",
     "ErrorReporter": "nexrl.error_reporter",
     "ErrorSeverity": "nexrl.error_reporter",
+    "EvaluationRunResult": "rollout_worker",
+    "Evaluator": "rollout_worker",
     "GRPO": "train.settings",
     "GroupedTrajectoryStore": "nexrl.trajectory_pool",
     "HierarchicalTrajectoryStore": "nexrl.trajectory_pool",
@@ -55,14 +76,18 @@ _MODULES = {
     "LLM": "inference.client",
     "LLMServiceClient": "inference.service_client",
     "LoRA": "train.lora",
+    "MockRolloutWorker": "rollout_worker",
     "ModelReply": "inference.client",
     "ModelTag": "nexrl_types",
+    "NexAUEvaluationTarget": "rollout_worker",
     "NexRLModule": "nexrl.nexrl_module",
     "NexRLRole": "nexrl_types",
     "OffPolicyCorrection": "train.settings",
+    "PigLatinRolloutWorker": "rollout_worker",
     "Run": "run",
     "RunResult": "run",
     "Score": "rollout.scores",
+    "SimpleRolloutWorker": "rollout_worker",
     "SimpleTrajectoryStore": "nexrl.trajectory_pool",
     "TinyLlama": "model_spec",
     "Trajectory": "nexrl_types",
@@ -80,24 +105,35 @@ __all__ = [
     "LLM",
     "ActivityTracker",
     "ActivityTrackerProxy",
+    "AgentRolloutWorker",
     "BaseDataLoader",
+    "BaseEvaluationTarget",
+    "BaseNexAURolloutWorker",
+    "BaseRolloutWorker",
     "Batch",
+    "DefaultNexAURolloutWorker",
     "ErrorInfo",
     "ErrorReporter",
     "ErrorSeverity",
+    "EvaluationRunResult",
+    "Evaluator",
     "GroupedTrajectoryStore",
     "HierarchicalTrajectoryStore",
     "KlPenalty",
     "LLMServiceClient",
     "LoRA",
+    "MockRolloutWorker",
     "ModelReply",
     "ModelTag",
+    "NexAUEvaluationTarget",
     "NexRLModule",
     "NexRLRole",
     "OffPolicyCorrection",
+    "PigLatinRolloutWorker",
     "Run",
     "RunResult",
     "Score",
+    "SimpleRolloutWorker",
     "SimpleTrajectoryStore",
     "TinyLlama",
     "Trajectory",

@@ -33,6 +33,8 @@ from fray.rl.messages import RunStatus, ValidationResult
 from fray.rl.model_spec import ModelSpec
 from fray.rl.nexrl_types import Trajectory
 from fray.rl.rollout.process import Episode, EpisodePlan
+from fray.rl.rollout_worker import BaseRolloutWorker, WorkerEpisode
+from fray.rl.train.batch_advantages import needed_keys
 from fray.rl.train.settings import GRPO
 from fray.rl.trainer_process import TrainedStep
 from fray.rl.weights.published import WeightSync
@@ -68,7 +70,8 @@ class Run:
         model: a name or directory of Hugging Face, or `TinyLlama`.
         data: a ``.jsonl`` or ``.parquet`` file, or an iterable of dicts: one task each.
         rollout: ``async def solve(task, llm)``: rolls out one episode and returns `fray.rl.score`; with
-            ``episode="group"`` a list of ``group_size`` of them.
+            ``episode="group"`` a list of ``group_size`` of them. Or a class of `BaseRolloutWorker`; with its
+            configuration: ``WorkerEpisode(MyWorker, config)``.
         trainer: settings; None: samples are only collected, each row once.
         rollout_workers: episodes at once. Default 64.
         rollout_processes: processes among which they are spread. Default: one for each 64.
@@ -111,7 +114,7 @@ class Run:
 
     model: ModelSpec
     data: Data
-    rollout: Episode
+    rollout: Episode | type[BaseRolloutWorker]
     trainer: GRPO | None
     rollout_workers: int = 64
     rollout_processes: int | None = None
@@ -186,8 +189,13 @@ def _default_spec() -> str | None:
 
 def _check_settings(run: Run) -> None:
     """Check what no other part of a run checks. Raises InvalidRequest."""
-    if not inspect.iscoroutinefunction(run.rollout):
-        raise InvalidRequest(f"invalid rollout {run.rollout!r}: expected an async function, async def solve(task, llm)")
+    if not _is_worker(run.rollout) and not inspect.iscoroutinefunction(run.rollout):
+        raise InvalidRequest(
+            f"invalid rollout {run.rollout!r}: expected an async function, async def solve(task, llm), "
+            "or a class of BaseRolloutWorker"
+        )
+    if _is_worker(run.rollout) and run.episode == "group":
+        raise InvalidRequest("episode='group' with rollout workers: a step is one sample; expected episode='sample'")
     for name in ("rollout_workers", "inference_servers", "samples_per_row", "max_attempts", "save_every"):
         if not getattr(run, name) >= 1:
             raise InvalidRequest(f"invalid {name} {getattr(run, name)!r}: expected 1 or more")
@@ -238,6 +246,19 @@ def _validation_of(run: Run, rows: Sequence[Mapping[str, Any]], group_size: int)
     return ValidationPlan(len(rows), run.validate_freq, run.validate_before, samples, is_group)
 
 
+def _is_worker(rollout: object) -> bool:
+    is_class = isinstance(rollout, type) and issubclass(rollout, BaseRolloutWorker)
+    return is_class or isinstance(rollout, WorkerEpisode)
+
+
+def _episode_of(run: Run) -> Episode:
+    """Return the function of an episode; that of workers, with the keys that the trainer needs."""
+    needs = () if run.trainer is None else needed_keys(run.trainer)
+    if isinstance(run.rollout, WorkerEpisode):
+        return run.rollout.needing(needs)
+    return WorkerEpisode(run.rollout, {}, needs) if isinstance(run.rollout, type) else run.rollout
+
+
 def _parts_of(run: Run) -> RunParts:
     _check_settings(run)
     mode = _member(SyncMode, "sync", run.sync)
@@ -278,7 +299,7 @@ def _parts_of(run: Run) -> RunParts:
     processes = run.rollout_processes or -(-run.rollout_workers // WORKERS_PER_PROCESS)
     workers = -(-run.rollout_workers // processes)
     sampling = dict(run.validation_sampling)
-    episodes = EpisodePlan(run.rollout, run.model, workers, run.rollout_timeout_s, run.seed, sampling)
+    episodes = EpisodePlan(_episode_of(run), run.model, workers, run.rollout_timeout_s, run.seed, sampling)
     threads = run.threads or (None if isinstance(run.model, str) else 1)
     return RunParts(
         plan,

@@ -1,0 +1,70 @@
+"""Runs of real processes whose episodes are steps of the guide's rollout workers."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+import trio
+
+from fray import rl
+from fray.rl.rollout_worker import WorkerEpisode
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch: make test-rl"),
+]
+MODEL = rl.TinyLlama(layers=1, width=16, mlp=32)
+ROWS = [{"prompt": f"{number}>"} for number in range(10)]
+
+
+class FirstIs1(rl.BaseRolloutWorker):
+    """Worker in the style of the guide: plain, with a dict of texts."""
+
+    def step(self, task: dict[str, Any]) -> Any:
+        assert not self._is_running_validate
+        result = self._llm_client.completion(task["prompt"], max_tokens=self._config.get("max_tokens", 2))
+        trajectory = {"prompt": task["prompt"], "response": result["response"]}
+        return self._put_trajectory({**trajectory, "reward": float(result["response"].startswith("1"))})
+
+
+class FailsOnce(FirstIs1):
+    """Worker that asks for another rollout of each first task that it gets, and fails the second."""
+
+    steps = 0
+
+    async def step(self, task: dict[str, Any]) -> Any:
+        self.steps += 1
+        if self.steps <= 2:
+            return "re-rollout" if self.steps == 1 else None
+        reply = await self._llm.completion(task["prompt"], max_tokens=1)
+        return self._put_trajectory({"response": reply.text, "reward": 1.0})
+
+
+def run(rollout: Any, **options: Any) -> rl.RunResult:
+    settings: dict[str, Any] = {
+        "model": MODEL,
+        "data": ROWS,
+        "rollout": rollout,
+        "trainer": rl.GRPO(groups=4, group_size=4, lr=1e-2, steps=3),
+        "rollout_workers": 8,
+        "progress": False,
+    }
+    return trio.run(rl.Run(**settings | options).main)
+
+
+def test_a_run_trains_what_workers_of_the_guide_put() -> None:
+    result = run(WorkerEpisode(FirstIs1, {"max_tokens": 1}))
+    assert [step["updated"] + step["zero_advantages"] > 0 for step in result.steps] == [True] * 3
+    assert result.status is not None
+    assert result.status.trained == 48
+    assert max(step["response_tokens_max"] for step in result.steps) == 1
+
+
+def test_answers_of_a_step_decide_about_the_lease() -> None:
+    result = run(FailsOnce, trainer=None, rollout_workers=1)
+    assert result.status is not None
+    assert result.status.repeated == {"re-rollout": 1, "step_failed": 1}
+    assert len(result.trajectories) == len(ROWS)
+    assert all(one["versions"] and one["reward"] == 1.0 for one in result.trajectories)
