@@ -20,8 +20,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 NEEDS_EXTRAS = {"examples.md", "from-ray.md"}
 """Pages that import pyarrow or Ray, which only `make test-all` installs."""
-NEEDS_TORCH = {"rl.md", "rl-internals.md", "rl-losses.md"}
-"""Pages that import torch: `make test-rl` runs their blocks."""
+NEEDS_TORCH = re.compile(r"^(import torch|from fray import .*\b(rl|tinker)\b|from fray\.(rl|tinker)\b)", re.MULTILINE)
+"""Found in pages whose blocks `make test-rl` runs."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ALL_PAGES = [*PAGES, ROOT / "CONTRIBUTING.md"]
 NOT_OURS = {"workspaces.md": {"fray.workspace"}}
@@ -61,7 +61,7 @@ def blocks(page: Path, info: str) -> list[tuple[int, str]]:
 
 def _marks(page: Path) -> list[pytest.MarkDecorator]:
     marks = dict.fromkeys(NEEDS_EXTRAS, pytest.mark.full) | {"first-hour.md": pytest.mark.first_hour}
-    if page.name in NEEDS_TORCH:
+    if any(NEEDS_TORCH.search(text) for _, text in blocks(page, "python")):
         missing = importlib.util.find_spec("torch") is None
         return [pytest.mark.torch, pytest.mark.skipif(missing, reason="needs torch: make test-rl")]
     return [marks[page.name]] if page.name in marks else []
