@@ -56,6 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "job": {"blocking", "api", "threads"} | WORDS,
     "v2": {"blocking", "api", "threads"} | WORDS,
     "rl": {"api", "runtime"} | WORDS,
+    "tinker": {"rl", "api", "http_server"} | WORDS,
 }
 """Part: what it may import besides itself. Parts that are not here (local, testing, cli, …) put the others together."""
 
@@ -105,6 +106,7 @@ PURE = (
     *("net/buffers/chunks.py", "net/buffers/segment_allocator.py", "runtime/scope/children.py"),
     *("runtime/calls/wire.py", "runtime/tasks/policy.py", "runtime/objects/refcount.py"),
     *("model/**/*.py", "scheduler/**/*.py", "rl/core/**/*.py"),
+    *("tinker/core/**/*.py", "tinker/wire/**/*.py"),
 )
 IMPURE = {
     *("trio", "time", "datetime", "secrets", "socket", "select", "os", "io", "pathlib", "tempfile", "shutil"),
