@@ -154,7 +154,7 @@ def encode_data_proto(data: Any) -> dict[str, Any]:
     sections = [data.get(name) if isinstance(data, Mapping) else getattr(data, name, None) for name in SECTIONS]
     encoded: dict[str, Any] = {}
     for name, section in zip(SECTIONS, sections, strict=True):
-        # TensorDict is no Mapping, and has its methods.
+        # A TensorDict has the methods of a mapping, and is not a `Mapping`.
         items = {} if section is None else dict(section.items())
         encoded[name] = {str(key): encode_value(value, f"{name}[{key!r}]") for key, value in items.items()}
     return encoded

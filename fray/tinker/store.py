@@ -1,0 +1,220 @@
+"""Store of the service: users, jobs and requests in SQLite, beside the run directory.
+
+What was accepted is on disk before its client gets an answer. Keys are kept as hashes. One service at a time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve, frozen
+
+from fray.errors import InvalidRequest
+from fray.tinker.core.job_states import ServiceJobState
+from fray.tinker.core.keys import ServiceUser
+from fray.tinker.core.ledger import LedgerEntry
+
+SCHEMA = 1
+"""Version of the tables."""
+_TABLES = """
+    CREATE TABLE users (user_id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, key_hash TEXT NOT NULL,
+        created_at REAL NOT NULL, is_admin INTEGER NOT NULL);
+    CREATE TABLE jobs (job_id TEXT PRIMARY KEY, secret TEXT NOT NULL, user_id TEXT NOT NULL, config TEXT NOT NULL,
+        gpus INTEGER NOT NULL, gpu_ids TEXT NOT NULL, state TEXT NOT NULL, error TEXT NOT NULL,
+        created_at REAL NOT NULL, started_at REAL, completed_at REAL);
+    CREATE TABLE requests (job_id TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT NULL, digest TEXT NOT NULL,
+        request_id TEXT NOT NULL, has_effect INTEGER NOT NULL, body BLOB, answer TEXT, scores TEXT,
+        was_sent INTEGER NOT NULL, PRIMARY KEY (job_id, seq)) WITHOUT ROWID;
+    CREATE TABLE checkpoints (job_id TEXT NOT NULL, path TEXT NOT NULL, step INTEGER NOT NULL,
+        PRIMARY KEY (job_id, path));
+"""
+
+
+@frozen
+class ServiceJob:
+    """A job of the service.
+
+    Attributes:
+        job_id: its id.
+        secret: part of its address, which is the key of its training server.
+        user_id: whose it is.
+        config: as it was submitted.
+        gpus: accelerators that it needs.
+        gpu_ids: those that it has.
+        state: where it is in its life.
+        error: why it failed; empty: it did not.
+        created_at: Unix time.
+        started_at: Unix time of its first engine.
+        completed_at: Unix time of its end.
+    """
+
+    job_id: str
+    secret: str
+    user_id: str
+    config: dict[str, Any]
+    gpus: int
+    created_at: float
+    gpu_ids: tuple[int, ...] = ()
+    state: ServiceJobState = ServiceJobState.QUEUED
+    error: str = ""
+    started_at: float | None = None
+    completed_at: float | None = None
+
+
+@frozen
+class StoredBody:
+    """Body of a request, and what was decided when it was executed first."""
+
+    body: bytes
+    scores: tuple[float, ...] | None
+    """Rewards of a step that was executed: none are computed again when it is repeated after a snapshot."""
+
+
+class ServiceStore:
+    """Files of the service; its methods take the disk's time, and are called one at a time.
+
+    Args:
+        directory: made if needed, readable by its owner alone.
+
+    Raises:
+        InvalidRequest: another service uses it, or it is of another version.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = (directory / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            raise InvalidRequest(f"another service uses {directory}: choose another directory") from None
+        self._db = sqlite3.connect(directory / "service.sqlite", isolation_level=None, check_same_thread=False)
+        self._db.execute("PRAGMA journal_mode = WAL")
+        # An answer that was given is never forgotten, not even when the machine loses power.
+        self._db.execute("PRAGMA synchronous = FULL")
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if version not in (0, SCHEMA):
+            raise InvalidRequest(f"{directory} is of version {version} of the service's store; this one reads {SCHEMA}")
+        if version == 0:
+            self._db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
+
+    def close(self) -> None:
+        """Close the files."""
+        self._db.close()
+        self._lock.close()
+
+    # Users
+
+    def users(self) -> list[ServiceUser]:
+        """Return all users, oldest first."""
+        rows = self._db.execute("SELECT user_id, name, key_hash, created_at, is_admin FROM users ORDER BY created_at")
+        return [ServiceUser(user, name, key, at, bool(admin)) for user, name, key, at, admin in rows]
+
+    def add_user(self, user: ServiceUser) -> bool:
+        """Write a user; return False if the name is taken."""
+        row = (user.user_id, user.name, user.key_hash, user.created_at, int(user.is_admin))
+        return self._db.execute("INSERT OR IGNORE INTO users VALUES (?, ?, ?, ?, ?)", row).rowcount == 1
+
+    def remove_user(self, name: str) -> bool:
+        """Remove a user by name; return False if there is none."""
+        return self._db.execute("DELETE FROM users WHERE name = ?", (name,)).rowcount == 1
+
+    # Jobs
+
+    def jobs(self) -> list[ServiceJob]:
+        """Return all jobs, oldest first."""
+        rows = self._db.execute(
+            "SELECT job_id, secret, user_id, config, gpus, created_at, gpu_ids, state, error, started_at, completed_at"
+            " FROM jobs ORDER BY created_at, job_id"
+        )
+        return [
+            ServiceJob(
+                *(job_id, secret, user_id, json.loads(config), gpus, at, tuple(json.loads(gpu_ids))),
+                *(ServiceJobState(state), error, started, completed),
+            )
+            for job_id, secret, user_id, config, gpus, at, gpu_ids, state, error, started, completed in rows
+        ]
+
+    def put_job(self, job: ServiceJob) -> None:
+        """Write a job, new or changed."""
+        self._db.execute(
+            "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                *(job.job_id, job.secret, job.user_id, json.dumps(job.config), job.gpus, json.dumps(job.gpu_ids)),
+                *(job.state.value, job.error, job.created_at, job.started_at, job.completed_at),
+            ),
+        )
+
+    # Requests
+
+    def entries(self, job_id: str) -> list[LedgerEntry]:
+        """Return the requests of a job, for its ledger."""
+        rows = self._db.execute(
+            "SELECT seq, kind, digest, request_id, has_effect, answer, was_sent FROM requests WHERE job_id = ?",
+            (job_id,),
+        )
+        return [
+            LedgerEntry(seq, kind, digest, name, bool(effect), None if text is None else json.loads(text), bool(sent))
+            for seq, kind, digest, name, effect, text, sent in rows
+        ]
+
+    def add_request(self, job_id: str, entry: LedgerEntry, body: bytes) -> None:
+        """Write a request that was received."""
+        self._db.execute(
+            "INSERT INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, NULL, NULL, 0)",
+            (job_id, entry.seq, entry.kind, entry.digest, entry.request_id, int(entry.has_effect), body),
+        )
+
+    def set_answer(self, job_id: str, seq: int, answer: Any, scores: Sequence[float] | None) -> None:
+        """Write the answer to a request."""
+        text = None if scores is None else json.dumps(list(scores))
+        self._db.execute(
+            "UPDATE requests SET answer = ?, scores = ? WHERE job_id = ? AND seq = ? AND answer IS NULL",
+            (json.dumps(answer), text, job_id, seq),
+        )
+
+    def set_sent(self, job_id: str, seq: int) -> None:
+        """Note that the answer was sent."""
+        self._db.execute("UPDATE requests SET was_sent = 1 WHERE job_id = ? AND seq = ?", (job_id, seq))
+
+    def body_of(self, job_id: str, seq: int) -> StoredBody:
+        """Return the body of a request. Raises LookupError if a snapshot has it, so that it was removed."""
+        row = self._db.execute(
+            "SELECT body, scores FROM requests WHERE job_id = ? AND seq = ?", (job_id, seq)
+        ).fetchone()
+        if row is None or row[0] is None:
+            raise LookupError(f"request {seq} of job {job_id} has no body any more")
+        return StoredBody(row[0], None if row[1] is None else tuple(json.loads(row[1])))
+
+    def forget_bodies(self, job_id: str, until: int) -> None:
+        """Remove the bodies of requests whose effect a snapshot has; their answers stay."""
+        self._db.execute(
+            "UPDATE requests SET body = NULL, scores = NULL WHERE job_id = ? AND seq <= ? AND body IS NOT NULL",
+            (job_id, until),
+        )
+
+    # Checkpoints
+
+    def add_checkpoint(self, job_id: str, path: str, step: int) -> None:
+        """Note a checkpoint that a client has saved."""
+        self._db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?)", (job_id, path, step))
+
+    def checkpoints(self, job_id: str) -> list[tuple[str, int]]:
+        """Return the paths and steps of the checkpoints of a job, oldest first."""
+        rows = self._db.execute("SELECT path, step FROM checkpoints WHERE job_id = ? ORDER BY step", (job_id,))
+        return [(path, step) for path, step in rows]
+
+
+def with_state(job: ServiceJob, state: ServiceJobState, now: float, error: str = "") -> ServiceJob:
+    """Return a job with another state, and the time of it."""
+    changes: dict[str, Any] = {"state": state, "error": error}
+    if state is ServiceJobState.RUNNING and job.started_at is None:
+        changes["started_at"] = now
+    if state.is_final:
+        changes |= {"completed_at": now, "gpu_ids": ()}
+    return evolve(job, **changes)

@@ -1,0 +1,117 @@
+"""States of jobs, the queue for accelerators, keys, configuration and the order of calls: all of it values."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fray.tinker.core.job_queue import QueuedJob, decide_starts
+from fray.tinker.core.job_states import ServiceJobState, may_become
+from fray.tinker.core.keys import ServiceUser, hash_of, new_key, new_user_id, user_of_key
+from fray.tinker.core.training_config import ConfigError, TrainingSettings, settings_of
+from fray.tinker.core.training_session import OutOfOrder, TrainingSession, merged
+
+S = ServiceJobState
+
+
+def test_final_states_are_final() -> None:
+    assert {state for state in S if state.is_final} == {S.COMPLETED, S.FAILED, S.CANCELLED}
+    assert not any(may_become(one, other) for one in S if one.is_final for other in S)
+    assert may_become(S.QUEUED, S.STARTING)
+    assert may_become(S.STARTING, S.RUNNING)
+    assert not may_become(S.RUNNING, S.QUEUED)
+    assert not may_become(S.STARTING, S.QUEUED)
+
+
+@given(st.lists(st.integers(0, 4), max_size=8), st.integers(0, 4))
+def test_none_overtakes_one_that_waits_longer(needs: list[int], total: int) -> None:
+    waiting = [QueuedJob(str(index), need) for index, need in enumerate(needs)]
+    decision = decide_starts(waiting, {}, total)
+    started = dict(decision.starts)
+    given_out = [gpu for gpus in started.values() for gpu in gpus]
+    assert len(given_out) == len(set(given_out))
+    assert all(len(started[job.job_id]) == job.gpus for job in waiting if job.job_id in started)
+    assert all(gpu < total for gpu in given_out)
+    assert started.keys() | decision.reasons.keys() == {job.job_id for job in waiting}
+    first = next((index for index, job in enumerate(waiting) if job.job_id in decision.reasons), len(waiting))
+    assert all(job.gpus == 0 for job in waiting[first:] if job.job_id in started)
+
+
+def test_a_job_that_waits_is_given_its_place_and_reason() -> None:
+    decision = decide_starts([QueuedJob("b", 2), QueuedJob("c", 1)], {"a": (0, 1, 2)}, 4)
+    assert decision.starts == ()
+    assert decision.reasons == {
+        "b": "number 1 in the queue: needs 2 GPUs, 1 of 4 are free",
+        "c": "number 2 in the queue: needs 1 GPUs, 1 of 4 are free; 1 before it",
+    }
+
+
+def test_keys_have_their_form_and_only_their_hash_is_kept() -> None:
+    key, user_id = new_key(lambda count: "ab" * count), new_user_id(lambda count: "0f" * count)
+    assert (key, user_id) == ("otk_" + "ab" * 16, "user_" + "0f" * 4)
+    user = ServiceUser(user_id, "ada", hash_of(key), 0.0)
+    assert key[4:] not in repr(user)
+    assert user_of_key({user_id: user}, key) is user
+    assert user_of_key({user_id: user}, key + "0") is None
+    assert user_of_key({user_id: user}, "\udcff") is None
+
+
+def test_the_keys_of_a_configuration_are_read_and_the_others_named() -> None:
+    config = {
+        "data": {"max_prompt_length": 4, "max_response_length": 5, "shuffle": True},
+        "actor_rollout_ref": {
+            "model": {"path": "tiny"},
+            "rollout": {"n": 16, "name": "vllm"},
+            "actor": {"optim": {"lr": "1e-3"}, "kl_loss_coef": 0.01},
+        },
+        "algorithm": {"adv_estimator": "grpo"},
+    }
+    settings, unused = settings_of(config)
+    assert settings == TrainingSettings("tiny", 4, 5, 16, lr=1e-3)
+    assert unused == ["actor_rollout_ref.rollout.name", "data.shuffle"]
+    with_kl, _ = settings_of(merged(config, {"actor_rollout_ref.actor.use_kl_loss": True}))
+    assert with_kl.kl == 0.01
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "refusal"),
+    [
+        ("data.max_prompt_length", 0, "data.max_prompt_length: expected an integer of at least 1, not 0"),
+        ("data.max_prompt_length", True, "expected an integer of at least 1, not True"),
+        ("actor_rollout_ref.actor.optim.lr", "fast", "expected a number of at least 0, not 'fast'"),
+        ("actor_rollout_ref.actor.optim.lr", float("nan"), "expected a number of at least 0, not nan"),
+        ("actor_rollout_ref.model.path", 7, "actor_rollout_ref.model.path: expected a text, not 7"),
+        ("algorithm.adv_estimator", "gae", "'gae' is not there; expected one of grpo, grpo_per_step"),
+        ("custom_reward_function.endpoint", "ftp://x", "expected http://host:port, not 'ftp://x'"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_refused_with_its_key(path: str, value: object, refusal: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settings_of(merged({}, {path: value}))
+    assert refusal in str(caught.value)
+    assert str(caught.value).startswith(path)
+
+
+def test_a_call_out_of_order_is_refused_with_what_is_missing() -> None:
+    session = TrainingSession()
+    with pytest.raises(OutOfOrder, match=r"POST set_config \{config_overrides\}, then POST init_workers"):
+        session.check("train_step")
+    with pytest.raises(OutOfOrder, match="init_workers needs the configuration first"):
+        session.check("init_workers")
+    session.check("set_config")
+    session.is_configured = True
+    session.check("init_workers")
+    session.total_steps = 7
+    for operation in ("train_step", "validate", "save_checkpoint", "set_generation_config"):
+        session.check(operation)
+    with pytest.raises(OutOfOrder, match="already initialized"):
+        session.check("set_config")
+    with pytest.raises(OutOfOrder, match="called once"):
+        session.check("init_workers")
+
+
+def test_overrides_replace_values_inside_and_leave_the_rest() -> None:
+    config = {"data": {"a": 1, "b": 2}, "x": 3}
+    assert merged(config, {"data": {"a": 5}, "y.z": 1}) == {"data": {"a": 5, "b": 2}, "x": 3, "y": {"z": 1}}
+    assert config == {"data": {"a": 1, "b": 2}, "x": 3}
