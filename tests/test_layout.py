@@ -88,7 +88,7 @@ ALONE_OPENS: dict[str, str | tuple[str, ...]] = {
     "safetensors": "rl/tensors/",
     "iris": "v2/iris",
     "hypercorn": "http_server.py",
-    "httpx": "rl/inference/http_service.py",
+    "httpx": ("rl/inference/http_service.py", "tinker/http_client.py"),
 }
 PUT_TOGETHER = ("testing", "deploy", "cli")
 
@@ -375,6 +375,10 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("fakes",),
         ("sim_cluster",),
         ("faults", "stuck_tasks"),
+    ),
+    "tinker": (
+        ("core", "http_client", "wire"),
+        ("rewards", "store"),
     ),
     "v2": (
         ("flops", "subprocesses"),

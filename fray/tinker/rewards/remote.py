@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import httpx
-
+from fray.tinker.http_client import JsonConnection
 from fray.tinker.rewards.child import score_of
 from fray.tinker.rewards.uploaded import RewardCall, RewardError
 
@@ -22,8 +20,7 @@ class RemoteReward:
     """
 
     def __init__(self, endpoint: str, timeout_s: float) -> None:
-        self._url = f"{endpoint}/compute_reward"
-        self._client = httpx.Client(timeout=timeout_s)
+        self._connection = JsonConnection(endpoint, timeout_s=timeout_s)
 
     def scores(self, calls: Sequence[RewardCall]) -> list[float]:
         """Return the score of each call. Raises RewardError when the server does not answer one."""
@@ -34,14 +31,14 @@ class RemoteReward:
         problem = ""
         for _ in range(TRIES):
             try:
-                response = self._client.post(self._url, json=dict(zip(names, call, strict=True)))
-                response.raise_for_status()
-                answer: Any = response.json()
-                return score_of(answer)
-            except (httpx.HTTPError, ValueError, TypeError) as error:
+                reply = self._connection.request("POST", "/compute_reward", dict(zip(names, call, strict=True)))
+                if reply.status == 200:
+                    return score_of(reply.body)
+                problem = f"status {reply.status}: {str(reply.body):.200}"
+            except (ConnectionError, TimeoutError, ValueError, TypeError) as error:
                 problem = f"{type(error).__name__}: {error}"
-        raise RewardError(f"reward server {self._url} for sample {index}, {TRIES} tries: {problem}")
+        raise RewardError(f"{self._connection.url}/compute_reward for sample {index}, {TRIES} tries: {problem}")
 
     def close(self) -> None:
         """Close the connections."""
-        self._client.close()
+        self._connection.close()
