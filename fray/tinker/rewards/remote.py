@@ -34,7 +34,7 @@ class RemoteReward:
                 reply = self._connection.request("POST", "/compute_reward", dict(zip(names, call, strict=True)))
                 if reply.status == 200:
                     return score_of(reply.body)
-                problem = f"status {reply.status}: {str(reply.body):.200}"
+                problem = f"status {reply.status}: {reply.body!s:.200}"
             except (ConnectionError, TimeoutError, ValueError, TypeError) as error:
                 problem = f"{type(error).__name__}: {error}"
         raise RewardError(f"{self._connection.url}/compute_reward for sample {index}, {TRIES} tries: {problem}")
