@@ -63,6 +63,10 @@ class ObjectRef:
     async def _value(self) -> Any:
         return pickling.unbox(await self._holdings.read(self._place))
 
+    async def stats(self) -> ObjectStats:
+        """Return the size of the object, and who has it. Raises ObjectLost."""
+        return ObjectStats(*await self._holdings.stats(self._place))
+
     async def release(self) -> None:
         """End the object now, although references to it remain; a later read raises `ObjectLost`.
 
@@ -109,6 +113,19 @@ class ObjectRef:
 
     def __repr__(self) -> str:
         return f"<ObjectRef {self._place[2]} of {self._place[0]}>"
+
+
+@frozen
+class ObjectStats:
+    """Size of an object, and where it is."""
+
+    size_bytes: int
+    holders: int
+    """Number of processes with a reference to it."""
+    copies: int
+    """Number of other hosts that have a copy, which their readers share."""
+    transfers: int
+    """Number of times that it was sent to another host."""
 
 
 RELEASE_WITHIN_S = 5.0

@@ -16,12 +16,8 @@ from typing import Any
 from attrs import define, field, frozen
 
 from fray.errors import ProtocolMismatch
-from fray.net.buffers.segment_directories import (
-    BASES,
-    NAME_BYTES,
-    NONCE,
-    prefix,
-)
+from fray.net.buffers import segment_directories
+from fray.net.buffers.segment_directories import NAME_BYTES, NONCE, prefix
 from fray.net.buffers.shared_memory import export
 
 
@@ -51,11 +47,11 @@ class MappedSegments:
     on_ended: Callable[[], None] = lambda: None
 
     @classmethod
-    def open(cls, offer: SharedMemoryOffer, bases: tuple[str, ...] = BASES) -> MappedSegments | None:
+    def open(cls, offer: SharedMemoryOffer, bases: tuple[str, ...] | None = None) -> MappedSegments | None:
         """Open the segments after proving that the lender is on this host and of this user; else return None."""
         # The directory is the peer's word: only a name that Fray gives, below a known base, is opened at all.
         base, name = os.path.split(offer.directory)
-        if base not in bases or not name.startswith(prefix()) or len(name) != len(prefix()) + 2 * NAME_BYTES:
+        if base not in (bases or segment_directories.bases()) or not name.startswith(prefix()) or len(name) != len(prefix()) + 2 * NAME_BYTES:
             return None
         try:
             # Files are opened relative to this descriptor, so the directory that was checked is the one that is used.

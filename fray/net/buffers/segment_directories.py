@@ -13,7 +13,10 @@ import shutil
 import time
 from collections.abc import Iterator
 
+from fray.net.process_identity import boot_id
+
 BASES = ("/dev/shm", "/tmp")
+"""File systems of segments, without FRAY_SEGMENT_DIRECTORY."""
 WORTH_BYTES = 256 * 1024 * 1024
 """Minimum free space of a file system for use (containers often give /dev/shm 64 MiB)."""
 NAME_BYTES = 16
@@ -25,6 +28,23 @@ _LOCK, _NEW = "lock", ".new"
 
 own_directories: set[str] = set()
 """Directories of this process: it could acquire their locks again, and trying would lose them."""
+
+
+def bases() -> tuple[str, ...]:
+    """Return the directories in which this process lends and borrows segments, the first one that does preferred."""
+    chosen = os.environ.get("FRAY_SEGMENT_DIRECTORY")
+    return (chosen,) if chosen else BASES
+
+
+def host_key() -> str:
+    """Return a name that is equal in the processes that can map each other's segments; "" if this one has none."""
+    for base in bases():
+        try:
+            # The device differs where a container has a file system of its own for them.
+            return f"{boot_id()} {os.stat(base).st_dev} {base} {os.geteuid()}"
+        except OSError:
+            continue
+    return ""
 
 
 def private(path: str, flags: int) -> int:

@@ -31,7 +31,7 @@ from attrs import define
 from fray.errors import ProtocolMismatch
 from fray.net.buffers import segment_directories
 from fray.net.buffers.segment_allocator import SegmentAllocator, capacity_for
-from fray.net.buffers.segment_directories import BASES, NAME_BYTES, NONCE
+from fray.net.buffers.segment_directories import NAME_BYTES, NONCE
 
 SEGMENT_FROM_BYTES = 256 * 1024
 """Smallest buffer that is lent: below, a loan costs more than the copies it saves."""
@@ -113,8 +113,8 @@ class SegmentPool:
         OSError: no file system for segments.
     """
 
-    def __init__(self, limit_bytes: int, bases: tuple[str, ...] = BASES) -> None:
-        self.directory, self._lock_fd = segment_directories.make(bases)
+    def __init__(self, limit_bytes: int, bases: tuple[str, ...] | None = None) -> None:
+        self.directory, self._lock_fd = segment_directories.make(bases or segment_directories.bases())
         self.nonce = secrets.token_hex(NAME_BYTES)
         with open(os.path.join(self.directory, NONCE), "x", opener=segment_directories.private) as file:
             file.write(self.nonce)
@@ -383,9 +383,9 @@ def known_pool() -> SegmentPool | None:
     return _pool
 
 
-def sweep(bases: tuple[str, ...] = BASES, *, uid: int | None = None) -> int:
+def sweep(bases: tuple[str, ...] | None = None, *, uid: int | None = None) -> int:
     """Remove directories of dead processes of a user; return how many. None: of this process's user."""
-    return segment_directories.sweep(bases, uid)
+    return segment_directories.sweep(bases or segment_directories.bases(), uid)
 
 
 def _forget_after_fork() -> None:

@@ -6,5 +6,6 @@ In the order in which they build on each other:
 - `imported_future`: the futures of other processes, as they arrive here;
 - `refcount`: which process holds which object, and which object to spill next (pure);
 - `store`: the objects this process owns: stored, shared, spilled;
+- `host_copies`: objects of other hosts, received once for all readers of this host;
 - `references`: the objects this process holds references to, and the updates to their owners.
 """

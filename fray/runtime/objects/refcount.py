@@ -32,6 +32,10 @@ class ObjectEntry:
     tokens: dict[str, float] = field(factory=dict)
     """Token of each reference in transit: the time at which it expires."""
     in_memory: bool = True
+    copies: dict[str, tuple[str, tuple[str, int]]] = field(factory=dict)
+    """Copies on other hosts: the process that has it, and where it is found there, by host."""
+    transfers: int = 0
+    """Number of times that it was sent to another host."""
 
     @property
     def is_held(self) -> bool:
@@ -84,7 +88,10 @@ class ReferenceCounts:
         return self._remove_unheld([number])
 
     def remove_holder(self, holder: str) -> list[int]:
-        """Remove ``holder``, which has ended, from all its objects."""
+        """Remove ``holder``, which has ended, from all its objects, and the copies that it had for its host."""
+        for number in self._copied.pop(holder, set()):
+            if (entry := self.entries.get(number)) is not None:
+                entry.copies = {host: copy for host, copy in entry.copies.items() if copy[0] != holder}
         numbers = self._held.pop(holder, set())
         for number in numbers:
             self.entries[number].holders.discard(holder)
@@ -103,6 +110,23 @@ class ReferenceCounts:
         entry.holders.clear()
         entry.tokens.clear()
         return self._remove_unheld([number])
+
+    # Copies on other hosts -------------------------------------------------------------------------------------------
+
+    def copy_on(self, number: int, host: str) -> tuple[str, int] | None:
+        """Return where a host has a copy; None if it has none."""
+        entry = self.entries.get(number)
+        return entry.copies[host][1] if entry is not None and host in entry.copies else None
+
+    def add_copy(self, number: int, host: str, process: str, home: tuple[str, int]) -> None:
+        """Note that an object is sent to a process of another host, which keeps it for the readers there."""
+        entry = self.entries.get(number)
+        if entry is not None:
+            entry.copies[host] = process, home
+            entry.transfers += 1
+            self._copied.setdefault(process, set()).add(number)
+
+    # References in transit -------------------------------------------------------------------------------------------
 
     def add_token(self, number: int, token: str, now: float) -> None:
         """Count a reference in transit."""
@@ -140,6 +164,9 @@ class ReferenceCounts:
         gone = [number for number in numbers if number in self.entries and not self.entries[number].is_held]
         for number in gone:
             entry = self.entries.pop(number)
+            for process, home in entry.copies.values():
+                self.ended_copies.append((home, number))
+                self._copied.get(process, set()).discard(number)
             if entry.in_memory:
                 self.memory_bytes -= entry.size
         return gone

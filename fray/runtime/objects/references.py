@@ -10,15 +10,16 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import trio
 from attrs import define, field
 
 from fray.errors import ActorDied, FrayError, ObjectLost
-from fray.model.ids import ActorId, mint
+from fray.model.ids import mint
 from fray.model.service_key import ServiceKey
 from fray.runtime.objects.exports import call_export, exports_of
+from fray.runtime.objects.host_copies import HostCopies
 from fray.runtime.objects.store import (
     ARRIVED,
     HOLD,
@@ -27,6 +28,7 @@ from fray.runtime.objects.store import (
     RELEASE,
     Home,
     ObjectStore,
+    Place,
     ReferenceUpdate,
 )
 from fray.runtime.runtime import Runtime
@@ -35,8 +37,6 @@ from fray.runtime.serialization import pickling
 if TYPE_CHECKING:
     from fray.runtime.calls.futures import CallFuture
 
-Place: TypeAlias = tuple[ActorId, int, int]
-"""Address of an object: its home, and its number there."""
 _STORED, _REFERENCED, _DROPPED = "stored", "referenced", "dropped"
 
 
@@ -59,6 +59,7 @@ class HeldReferences:
         self._events: deque[tuple[str, Place, Any]] = deque()
         self._scheduled = False
         self._owners: dict[Home, RemoteOwner] = {}
+        self._copies: HostCopies | None = None
 
     def put(self, store: ObjectStore, pickle: bytes, views: Sequence[memoryview], first: bool) -> Place:
         """Put what `packed` returned into this process's own store, for the reference that is made next."""
@@ -151,6 +152,8 @@ class HeldReferences:
             pass  # the cluster has ended, or the owner does not keep up: it will notice the end of this process
 
     def _on_owner_ended(self, owner: RemoteOwner) -> None:
+        if self._copies is not None:
+            self._copies.drop_all_of(owner.home)
         # With references left the entry stays: their removal still has to find its count.
         if self._owners.get(owner.home) is owner and not owner.counts:
             del self._owners[owner.home]
@@ -185,12 +188,24 @@ class HeldReferences:
         Raises:
             ObjectLost: it no longer exists, or its owner has ended.
         """
+        if self._copies is None:
+            self._copies = HostCopies(self.runtime, self._call_owner)
         try:
-            boxed: pickling.Boxed = await self._call_owner(place[:2], "fetch", place[2])
+            return await self._copies.read(place)
         # The caller of `get` thinks of objects, not of the actor that serves them.
         except ActorDied as error:
             raise ObjectLost("object no longer exists: the job or driver that owned it has ended") from error
-        return boxed
+
+    async def stats(self, place: Place) -> tuple[int, int, int, int]:
+        """Return what `ObjectStore.stats` returns. Loop only. Raises ObjectLost."""
+        store = self.own_store(place[:2])
+        if store is not None:
+            return await store.stats(place[2])
+        try:
+            found: tuple[int, int, int, int] = await self._call_owner(place[:2], "stats", place[2])
+        except ActorDied as error:
+            raise ObjectLost("object no longer exists: the job or driver that owned it has ended") from error
+        return found
 
     async def deposit(self, home: Home, pickle: bytes, views: Sequence[memoryview], first: bool) -> tuple[Place, str]:
         """Put what `packed` returned into another process's store; return its address and token. Loop only.

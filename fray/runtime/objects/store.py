@@ -10,18 +10,19 @@ Reference counting is in `fray.runtime.objects.refcount`; the holders' side in `
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, TypeAlias
 
 import trio
 from attrs import define, frozen
 
-from fray.errors import InvalidRequest, ObjectLost
+from fray.errors import FrayError, InvalidRequest, ObjectLost
 from fray.model.ids import ActorId
 from fray.model.messages.client import Names
 from fray.model.messages.large_values import check_size
@@ -30,7 +31,7 @@ from fray.net import storage
 from fray.net.buffers import segment_directories, shared_memory
 from fray.net.buffers.shared_memory import SEGMENT_FROM_BYTES, Snapshot
 from fray.runtime.current_call import current_actor_var
-from fray.runtime.objects.exports import exports_of
+from fray.runtime.objects.exports import call_export, exports_of
 from fray.runtime.objects.refcount import ReferenceCounts
 from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import pickling
@@ -54,6 +55,8 @@ _LENGTH = struct.Struct("<Q")
 
 Home: TypeAlias = tuple[ActorId, int]
 """Address of a store: the exports of its process, and its number there."""
+Place: TypeAlias = tuple[ActorId, int, int]
+"""Address of an object: its home, and its number there."""
 Piece: TypeAlias = "Snapshot | memoryview"
 ReferenceUpdate: TypeAlias = tuple[str, int, str]
 """HOLD, RELEASE, IN_TRANSIT or ARRIVED; the number of the object; the token (empty for the first two)."""
@@ -73,15 +76,28 @@ class StoredObject:
         """Return the bytes of the pickle and all buffers."""
         return len(self.pickle) + sum(len(buffer_view(piece)) for piece in self.buffers)
 
-    def boxed(self) -> PickledObject:
+    def boxed(self, wrap: Callable[[pickling.Boxed], Any] = lambda box: box) -> PickledObject:
         """Return the object as it is sent to another process; see `pickling.box_object`."""
-        return pickling.box_object(
-            self.pickle, [buffer_view(piece) for piece in self.buffers], self.buffers, self.pickled_first
-        )
+        views = [buffer_view(piece) for piece in self.buffers]
+        return pickling.box_object(self.pickle, views, self.buffers, self.pickled_first, wrap)
 
     def box(self) -> pickling.Boxed:
         """Return the object for `pickling.unbox` in this process, which then shares these buffers."""
         return self.pickle, [buffer_view(piece) for piece in self.buffers], self.pickled_first
+
+
+@frozen
+class CopyAt:
+    """Answer to a reader: a process of its host has the object, at this address of its `HostCopies`."""
+
+    home: Home
+
+
+@frozen(eq=False)
+class CopyToKeep:
+    """Answer to a reader that is the first of its host: it shall keep the object for the others."""
+
+    box: pickling.Boxed
 
 
 @frozen(eq=False)
@@ -189,7 +205,7 @@ class ObjectStore:
         size = len(pickle) + sum(map(len, views))
         # A deposit comes from another process, which can be made to wait.
         await self.make_room(size)
-        pieces = [await _copy_buffer_in_loop(view) for view in views]
+        pieces = [await copy_buffer_in_loop(view) for view in views]
         number = next(self._numbers)
         self._records[number] = StoredObject(pickle, tuple(pieces), first)
         self.add(number, size)
@@ -210,19 +226,53 @@ class ObjectStore:
 
     async def fetch(self, number: int) -> PickledObject:
         """Return the object, for `pickling.unbox` in the process that calls. Raises ObjectLost."""
-        record = self.find(number)
-        if isinstance(record, Spilled):
-            # Storage may be slow or remote; the loop must not wait for it.
-            record = await trio.to_thread.run_sync(record.read)
-        boxed = record.boxed()
-        if is_large(boxed):
-            await _wait_for_capabilities()
+        boxed = (await self._loaded(number)).boxed()
+        await wait_to_share(boxed)
         return boxed
+
+    async def fetch_for_host(
+        self, number: int, host: str, reader: str, home: Home, failed: Home | None = None
+    ) -> PickledObject | CopyAt:
+        """Return the object as `fetch`, but a large one only once for each other host.
+
+        Args:
+            host: of the caller, as `segment_directories.host_key` names it.
+            reader: process that calls, as it is named as a holder.
+            home: address of the caller's `HostCopies`.
+            failed: address at which the caller has not found a copy.
+
+        Returns:
+            The object, as `CopyToKeep` if the caller shall keep it for its host; or `CopyAt`.
+
+        Raises:
+            ObjectLost: it no longer exists.
+        """
+        record = await self._loaded(number)
+        if not host or host == segment_directories.host_key() or not is_large(record.boxed()):
+            return await self.fetch(number)
+        known = self.refcounts.copy_on(number, host)
+        if known is not None and known != failed:
+            return CopyAt(known)
+        self.refcounts.add_copy(number, host, reader, home)
+        return record.boxed(CopyToKeep)
+
+    async def stats(self, number: int) -> tuple[int, int, int, int]:
+        """Return the size in bytes, the holders, the hosts with a copy, and how often it was sent to other hosts.
+
+        Raises ObjectLost.
+        """
+        self.find(number)
+        entry = self.refcounts.entries[number]
+        return entry.size, len(entry.holders), len(entry.copies), entry.transfers
+
+    async def _loaded(self, number: int) -> StoredObject:
+        record = self.find(number)
+        # Storage may be slow or remote; the loop must not wait for it.
+        return await trio.to_thread.run_sync(record.read) if isinstance(record, Spilled) else record
 
     async def read(self, number: int) -> pickling.Boxed:
         """Return an object to code of this process. Raises ObjectLost."""
-        record = self.find(number)
-        return (await trio.to_thread.run_sync(record.read) if isinstance(record, Spilled) else record).box()
+        return (await self._loaded(number)).box()
 
     # Holders ---------------------------------------------------------------------------------------------------------
 
@@ -279,6 +329,11 @@ class ObjectStore:
             # At the end the directory is removed as a whole, and so is what lies in a user's storage.
             if isinstance(record, Spilled) and not self._ended:
                 self._runtime.nursery.start_soon(self._remove, record.location)
+        copies, self.refcounts.ended_copies = self.refcounts.ended_copies, []
+        for home, number in copies:
+            # Not waited for; if the cluster has ended, so has that process.
+            with contextlib.suppress(FrayError):
+                call_export(self._runtime, home[0], "use", home[1], "drop", [(*self.home, number)])
 
     # Storage ---------------------------------------------------------------------------------------------------------
 
@@ -371,7 +426,7 @@ def copy_buffer(view: memoryview) -> Piece:
     return copy_to_heap(view) if snapshot is None else snapshot
 
 
-async def _copy_buffer_in_loop(view: memoryview) -> Piece:
+async def copy_buffer_in_loop(view: memoryview) -> Piece:
     """Copy as `copy_buffer`, with checkpoints in between so that other tasks run."""
     if (sealed := shared_memory.seal(view)) is not None:
         return sealed
@@ -404,11 +459,13 @@ def _read(location: str) -> bytes:
         return file.read()
 
 
-async def _wait_for_capabilities() -> None:
-    """Wait briefly until the calling process has answered whether it can map this process's segments.
+async def wait_to_share(boxed: PickledObject) -> None:
+    """Wait briefly, for a large object, until the calling process has answered whether it can map this one's segments.
 
     Only the first large object of a connection waits, so that it is not a gigabyte through a socket.
     """
+    if not is_large(boxed):
+        return
     transfer = getattr(getattr(current_actor_var.get(), "origin", None), "buffer_transfer", None)
     with trio.move_on_after(SHARE_WITHIN_S):
         while transfer is not None and transfer.must_wait():  # noqa: ASYNC110 (its one listener is the peer)

@@ -226,16 +226,21 @@ Boxed: TypeAlias = tuple[bytes, Sequence[Any], bool]
 
 
 def box_object(
-    pickled: bytes, views: Sequence[memoryview], sources: Sequence[Any], pickled_first: bool
+    pickled: bytes,
+    views: Sequence[memoryview],
+    sources: Sequence[Any],
+    pickled_first: bool,
+    wrap: Callable[[Boxed], Any] = lambda box: box,
 ) -> PickledObject:
     """Return a `PickledObject` that arrives as `Boxed`, for its receiver to open later by `unbox`.
 
     Args:
         sources: the same buffers as ``views``, as `PickledObject` takes them.
+        wrap: returns the object that arrives, with the box in it.
     """
     box: Boxed = (pickled, [PickleBuffer(view) for view in views], pickled_first)
     found: list[PickleBuffer] = []
-    data = pickle.dumps(box, PICKLE_PROTOCOL, buffer_callback=found.append)
+    data = pickle.dumps(wrap(box), PICKLE_PROTOCOL, buffer_callback=found.append)
     return PickledObject(data, list(sources))
 
 
