@@ -16,8 +16,8 @@ import trio
 from attrs import frozen
 
 from fray.model.ids import mint
-from fray.runtime.objects.references import HeldReferences, Place, references_of
-from fray.runtime.objects.store import allocate_now, object_store_of, packed
+from fray.runtime.objects.references import HeldReferences, references_of
+from fray.runtime.objects.store import Place, allocate_now, object_store_of, packed
 from fray.runtime.runtime import Runtime, current, find, on_next_runtime
 from fray.runtime.serialization import pickling
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import trio
 
 import fray
 import fray.blocking
-from fray.net.buffers.shared_memory import SegmentPool, known_pool
+from fray.net.buffers.shared_memory import SegmentPool, known_pool, sweep
+from fray.runtime.objects.references import references_of
+from fray.runtime.runtime import current
 
 MB = 1 << 20
 
@@ -54,6 +57,26 @@ class Reader:
 
     async def pid(self) -> int:
         return os.getpid()
+
+    async def lends(self) -> bool:
+        """Return whether this process has an object in a segment of its own."""
+        pool = known_pool()
+        return pool is not None and pool.used > 0
+
+    async def wait_until_dropped(self) -> None:
+        """Wait until this process has no copies for its host."""
+        copies = references_of(current())._copies
+        assert copies is not None
+        while copies._copies:  # noqa: ASYNC110
+            await trio.sleep(0.01)
+
+
+class FarReader(Reader):
+    """Reader that shares no segments with processes outside, as on another host."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__()
+        os.environ["FRAY_SEGMENT_DIRECTORY"] = directory
 
 
 class SyncReader:
@@ -131,6 +154,50 @@ async def test_a_reader_that_is_killed_while_it_maps_an_object_leaves_nothing(cl
             await trio.sleep(0.01)
         pool.trim(all_free=True)
         assert not exists(path)
+
+
+@pytest.fixture
+def other_host() -> Iterator[str]:
+    """Return a directory for the segments of processes that are as on another host."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        yield directory
+        # The directory of a killed process is removed by the next that looks; there is none of a process that lives.
+        sweep((directory,))
+        assert not os.listdir(directory)
+
+
+async def test_another_host_receives_an_object_once_and_again_when_the_process_that_has_it_was_killed(
+    other_host: str, cluster: fray.Cluster
+) -> None:
+    async with cluster.open_scope("run") as scope:
+        readers = [await scope.create_actor(FarReader, other_host, on_failure="absorb") for _ in range(3)]
+        ref = await fray.put(numpy.ones(MB))
+        inodes = {}
+
+        async def read(reader: Any) -> None:
+            inodes[reader], is_writable, last = await reader.read(ref)
+            assert (is_writable, last) == (False, 1.0)
+
+        async with trio.open_nursery() as nursery:
+            for reader in readers:
+                nursery.start_soon(read, reader)
+        assert len(set(inodes.values())) == 1, "all map one segment"
+        assert file_of(await ref)[0] not in inodes.values()
+        stats = await ref.stats()
+        assert (stats.copies, stats.transfers, stats.size_bytes > 8 * MB) == (1, 1, True)
+
+        owners = [reader for reader in readers if await reader.lends()]
+        assert len(owners) == 1
+        os.kill(await owners[0].pid(), 9)
+        rest = [reader for reader in readers if reader is not owners[0]]
+        await read(rest[0])
+        await read(rest[1])
+        assert inodes[rest[0]] == inodes[rest[1]]
+        assert (await ref.stats()).transfers == 2
+        await ref.release()
+        with pytest.raises(fray.ObjectLost):
+            await rest[0].read(ref)
+        await rest[0].wait_until_dropped()
 
 
 def test_sync_code_puts_and_reads_by_the_same_code() -> None:

@@ -20,11 +20,12 @@ from fray.blocking.bridge.portal import refuse_in_loop
 from fray.model.resources import parse_bytes
 from fray.runtime.actors.methods import has_async_methods
 from fray.runtime.current_call import current_actor_var
-from fray.runtime.objects.references import Place, references_of
+from fray.runtime.objects.references import references_of
 from fray.runtime.objects.store import (
     MEMORY_LIMIT_BYTES,
     Home,
     ObjectStoreSettings,
+    Place,
     Spilled,
     StoredObject,
     allocate_now,
@@ -86,6 +87,10 @@ class ObjectRef(objects.ObjectRef):
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:
         """Call ``callback(self)`` at once."""
         callback(self)
+
+    def stats(self) -> objects.ObjectStats:  # type: ignore[override]
+        """Return the size of the object, and who has it. Raises ObjectLost."""
+        return objects.ObjectStats(*portal_of(self._holdings.runtime).call(self._holdings.stats, self._place))
 
     def release(self) -> None:  # type: ignore[override]
         """End the object now, although references to it remain; a later read raises `ObjectLost`."""

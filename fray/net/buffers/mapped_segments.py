@@ -51,7 +51,11 @@ class MappedSegments:
         """Open the segments after proving that the lender is on this host and of this user; else return None."""
         # The directory is the peer's word: only a name that Fray gives, below a known base, is opened at all.
         base, name = os.path.split(offer.directory)
-        if base not in (bases or segment_directories.bases()) or not name.startswith(prefix()) or len(name) != len(prefix()) + 2 * NAME_BYTES:
+        if (
+            base not in (bases or segment_directories.bases())
+            or not name.startswith(prefix())
+            or len(name) != len(prefix()) + 2 * NAME_BYTES
+        ):
             return None
         try:
             # Files are opened relative to this descriptor, so the directory that was checked is the one that is used.

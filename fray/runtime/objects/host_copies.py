@@ -44,7 +44,7 @@ class HostCopies:
     def __init__(self, runtime: Runtime, call: Callable[..., Awaitable[Any]]) -> None:
         self._runtime, self._call = runtime, call
         self._copies: dict[Place, HostCopy] = {}
-        """In order of use, the oldest first."""
+        """Copies in order of use, that of the longest ago first."""
         exports = exports_of(runtime)
         self._home: Home = (exports.actor_id, exports.export_object(self))
 

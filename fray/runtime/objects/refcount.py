@@ -53,6 +53,10 @@ class ReferenceCounts:
     """Objects by number, least recently used first."""
     # The reverse index: the end of a process must not look at every object.
     _held: dict[str, set[int]] = field(factory=dict)
+    _copied: dict[str, set[int]] = field(factory=dict)
+    """Objects of which a process of another host has a copy."""
+    ended_copies: list[tuple[tuple[str, int], int]] = field(factory=list)
+    """Copies whose objects were removed: where they are found, and the number of the object."""
     _early_tokens: OrderedDict[str, None] = field(factory=OrderedDict)
 
     def __len__(self) -> int:
