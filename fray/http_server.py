@@ -63,6 +63,7 @@ async def serve_http(
     host: str = "127.0.0.1",
     port: int = 0,
     tls: ssl.SSLContext | None = None,
+    listener: trio.SocketListener | None = None,
     end_s: float = END_S,
     task_status: trio.TaskStatus[HttpAddress] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -76,18 +77,16 @@ async def serve_http(
         host: address to listen on. Default: loopback, which other machines cannot reach.
         port: 0 lets the system choose.
         tls: context of a server; None serves HTTP without TLS.
+        listener: listens already, instead of at ``host`` and ``port``; it is closed at the end.
         end_s: seconds for requests that are under way at the end.
 
     Raises:
         OSError: the address cannot be listened on; the message names it.
     """
-    try:
-        # One listener: a name with two families would have two ports.
-        listener, *others = await trio.open_tcp_listeners(port, host=host)
-    except OSError as error:
-        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror or error}") from None
-    for other in others:
-        await other.aclose()
+    if listener is None:
+        listener = await _listen(host, port)
+    else:
+        host = listener.socket.getsockname()[0]
     address = HttpAddress(host, listener.socket.getsockname()[1], tls is not None)
     connections = _Connections(app, tls)
     async with listener, _lifespan_of(app, end_s), trio.open_nursery() as owner:
@@ -99,6 +98,17 @@ async def serve_http(
             with trio.CancelScope(shield=True):
                 await listener.aclose()
                 await connections.end(end_s)
+
+
+async def _listen(host: str, port: int) -> trio.SocketListener:
+    try:
+        # One listener: a name with two families would have two ports.
+        listener, *others = await trio.open_tcp_listeners(port, host=host)
+    except OSError as error:
+        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    for other in others:
+        await other.aclose()
+    return listener
 
 
 @asynccontextmanager

@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "http_server": set(),
     "job": {"blocking", "api", "threads"} | WORDS,
     "v2": {"blocking", "api", "threads"} | WORDS,
-    "rl": {"api", "runtime"} | WORDS,
+    "rl": {"api", "http_server", "runtime"} | WORDS,
     "tinker": {"rl", "api", "http_server"} | WORDS,
 }
 """Part: what it may import besides itself. Parts that are not here (local, testing, cli, …) put the others together."""
@@ -88,6 +88,7 @@ ALONE_OPENS: dict[str, str | tuple[str, ...]] = {
     "safetensors": "rl/tensors/",
     "iris": "v2/iris",
     "hypercorn": "http_server.py",
+    "starlette": ("rl/inference/", "tinker/"),
     "httpx": ("rl/inference/http_service.py", "tinker/http_client.py"),
 }
 PUT_TOGETHER = ("testing", "deploy", "cli")
@@ -320,6 +321,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("checkpoint", "inference.requests", "journal_file", "nexrl", "tokenizers", "train", "weights"),
         ("recipe", "tensors"),
         ("inference", "messages"),
+        ("gateway",),
         ("coordinator", "rollout", "trainer_process"),
         ("controller", "rollout_worker"),
         ("run",),

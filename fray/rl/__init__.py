@@ -6,7 +6,7 @@ Upwards, each may import those above it:
 - `nexrl_types`, `model_spec`, `weights_table`, `train`, `data`: values and settings.
 - `journal_file`, `checkpoint`: files of a run. `tokenizers`: texts as tokens. `nexrl`: components of NexRL's guide.
 - `tensors`: losses, models, engine and trainer; the only folder that imports torch.
-- `inference`: servers and their client. `messages`: between the parts of a run.
+- `inference`: servers and their client. `messages`: between the parts of a run. `gateway`: agents of episodes.
 - `rollout`, `coordinator`, `trainer_process`: the actors. `controller`: the scope that owns them.
 - `rollout_worker`: the workers of NexRL's guide, as episodes.
 - `run`: settings and results of a run.
@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fray.rl.gateway.agent_gateway import agent_url
     from fray.rl.inference.client import LLM, ModelReply
     from fray.rl.inference.service_client import LLMServiceClient
     from fray.rl.model_spec import TinyLlama
@@ -93,6 +94,7 @@ _MODULES = {
     "Trajectory": "nexrl_types",
     "TrajectoryPool": "nexrl.trajectory_pool",
     "TrajectoryPoolInstance": "nexrl.trajectory_pool",
+    "agent_url": "gateway.agent_gateway",
     "execute": "nexrl.execution",
     "execute_async": "nexrl.execution",
     "score": "rollout.scores",
@@ -139,6 +141,7 @@ __all__ = [
     "Trajectory",
     "TrajectoryPool",
     "TrajectoryPoolInstance",
+    "agent_url",
     "execute",
     "execute_async",
     "score",

@@ -67,6 +67,11 @@ ModelSpec: TypeAlias = str | TinyLlama
 """Name or directory of a Hugging Face model, or a `TinyLlama`."""
 
 
+def model_name(model: ModelSpec) -> str:
+    """Return the name of a model for clients."""
+    return model if isinstance(model, str) else type(model).__name__
+
+
 @frozen
 class CharTokenizer:
     """Tokenizer with one token for each character, whose id is the character's position in ``chars``.

@@ -8,5 +8,6 @@ Upwards, each may import those above it:
 - `request_table`: requests by id, who waits for them, and what a repetition gets.
 - `server`: the actor; `model_engine`: the engine that it makes of a model.
 - `chat_messages`, `tool_calls`, `replies`: conversations and answers; `client`: the model as episodes use it.
-- `openai_requests`: bodies of OpenAI's API; `service_client`: NexRL's client for threads; `http_service`: over HTTP.
+- `openai_requests`, `openai_responses`: bodies of OpenAI's API; `openai_app`: its routes.
+- `service_client`: NexRL's client for threads; `http_service`: over HTTP.
 """

@@ -53,7 +53,7 @@ class LLM:
     """
 
     def __init__(self, send: Callable[[GenerateRequest], Awaitable[list[Completion]]], tokenizer: Tokenizer) -> None:
-        self._send, self._tokenizer = send, tokenizer
+        self._send, self.tokenizer = send, tokenizer
         self._turns: list[_Turn] = []
         self.replies: list[ModelReply] = []
         """All replies, in order."""
@@ -111,7 +111,7 @@ class LLM:
 
     def tokens_of(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
         """Return the tokens of a prompt, which may be tokens already."""
-        return tuple(self._tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+        return tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
 
     async def complete(
         self, prompt: tuple[int, ...], sampling: Sampling, *, asked: Mapping[str, Any] | None = None
@@ -140,12 +140,12 @@ class LLM:
             if turn.chat.tools == described and keys[: len(turn.keys)] == turn.keys:
                 raw: Message = {"role": "assistant", "content": turn.reply.text}
                 known = [*turn.chat.messages, raw, *checked[len(turn.keys) :]]
-                whole = self._tokenizer.apply_chat_template(known, tools or None)
-                new = continued(whole, turn.chat.template_ids, turn.reply, self._tokenizer)
+                whole = self.tokenizer.apply_chat_template(known, tools or None)
+                new = continued(whole, turn.chat.template_ids, turn.reply, self.tokenizer)
                 if new is not None:
                     ids = (*turn.reply.prompt_ids, *turn.reply.token_ids, *new)
                     return ChatPrompt(ids, keys, known, whole, described)
-        whole = self._tokenizer.apply_chat_template(checked, tools or None)
+        whole = self.tokenizer.apply_chat_template(checked, tools or None)
         return ChatPrompt(tuple(whole), keys, checked, whole, described)
 
     async def reply_to(
@@ -163,7 +163,7 @@ class LLM:
     ) -> list[ModelReply]:
         request = GenerateRequest(f"request-{len(self.replies)}", prompt, sampling)
         replies = [
-            reply_of(each, prompt, self._tokenizer, has_tools=has_tools, asked=asked)
+            reply_of(each, prompt, self.tokenizer, has_tools=has_tools, asked=asked)
             for each in await self._send(request)
         ]
         self.replies += replies

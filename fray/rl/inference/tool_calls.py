@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -35,7 +34,8 @@ def split_tool_calls(text: str, name: str) -> tuple[str, list[dict[str, Any]]]:
         return ""
 
     rest = _CALL.sub(take, text)
-    return (rest.strip() if calls else text), calls
+    # As a stream has it: what is before a call is sent without the space that follows it.
+    return (rest.rstrip() if calls else text), calls
 
 
 def _function_of(text: str) -> dict[str, str] | None:
@@ -50,10 +50,3 @@ def _function_of(text: str) -> dict[str, str] | None:
         "name": value["name"],
         "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False),
     }
-
-
-def tool_calls_text(calls: Sequence[Mapping[str, Any]]) -> str:
-    """Return tool calls of a message as a model writes them; for tokenizers without a template of their own."""
-    functions = [call["function"] for call in calls]
-    values = [json.dumps({"name": each["name"], "arguments": each["arguments"]}) for each in functions]
-    return "".join(f"<tool_call>\n{value}\n</tool_call>" for value in values)

@@ -13,11 +13,12 @@ from attrs import evolve, field, frozen
 
 from fray.api.actors.current_actor import current_actor
 from fray.api.actors.handle import ActorHandle
+from fray.rl.gateway.agent_gateway import AgentGateway, EpisodeAgents
 from fray.rl.inference.client import LLM, ModelReply
 from fray.rl.inference.requests import Completion, GenerateRequest
 from fray.rl.messages import SampleResult, ServerRoute, TaskGrant, TaskResult, repeatable
-from fray.rl.model_spec import ModelSpec
-from fray.rl.rollout.scores import AttemptEnded, MadeTrajectories, Score, finite_scores, scores_of, trajectory_of
+from fray.rl.model_spec import ModelSpec, model_name
+from fray.rl.rollout.scores import AttemptEnded, MadeTrajectories, Score, finite_scores, scores_of, trajectories_of
 from fray.rl.rollout.server_choice import ServerChoice
 from fray.rl.tokenizers import load_tokenizer
 from fray.runtime.serialization.pickling import dumps_plain
@@ -55,7 +56,7 @@ class RolloutProcess:
     def __init__(self, plan: EpisodePlan, coordinator: ActorHandle) -> None:
         self._plan, self._coordinator = plan, coordinator
         self._tokenizer = load_tokenizer(plan.model)
-        self._servers = ServerChoice(_generate)
+        self._servers = ServerChoice(_generate, _max_length)
         self._idle = plan.workers
         self._freed = trio.Event()
         self._results: list[TaskResult] = []
@@ -64,6 +65,7 @@ class RolloutProcess:
     async def run(self) -> None:
         """Roll out episodes until there are no tasks; what is unfinished then is cancelled."""
         async with trio.open_nursery() as nursery:
+            self._gateway = AgentGateway(nursery, model_name(self._plan.model), self._servers.max_length)
             nursery.start_soon(self._follow_routes)
             nursery.start_soon(self._deliver)
             worker = current_actor().incarnation
@@ -100,8 +102,9 @@ class RolloutProcess:
     async def _result_of(self, grant: TaskGrant) -> TaskResult:
         """Run an episode. An error of it ends this attempt of the task, and nothing else."""
         llm = LLM(_Requests(grant, self._plan, self._servers).send, self._tokenizer)
+        deadline = trio.current_time() + self._plan.timeout_s
         try:
-            with trio.fail_after(self._plan.timeout_s):
+            with trio.fail_at(deadline), EpisodeAgents(self._gateway, llm, deadline):
                 result = await self._plan.rollout({**grant.row, "is_val": grant.is_validation}, llm)
             scores = scores_of(result, grant.samples)
             return TaskResult(
@@ -113,14 +116,16 @@ class RolloutProcess:
             return TaskResult(grant.lease, failure=ended.reason, detail=ended.detail, is_attempt=ended.is_attempt)
         except Exception as error:  # noqa: BLE001 (the user's code may raise anything)
             text = "".join(traceback.format_exception(error))
-            return TaskResult(grant.lease, failure=type(error).__name__, detail=text[-DETAIL_LIMIT_CHARACTERS:])
+            # An agent in a thread ends by the answer that its session has ended.
+            reason = "timeout" if trio.current_time() >= deadline else type(error).__name__
+            return TaskResult(grant.lease, failure=reason, detail=text[-DETAIL_LIMIT_CHARACTERS:])
 
 
 def _sample_of(
     grant: TaskGrant, run: int, one: Score | MadeTrajectories, replies: Sequence[ModelReply]
 ) -> SampleResult:
     names = {"group_id": grant.group_id, "run_id": run, "task_id": grant.task_id, "is_val": grant.is_validation}
-    made = one.trajectories if isinstance(one, MadeTrajectories) else (trajectory_of(one, replies),)
+    made = one.trajectories if isinstance(one, MadeTrajectories) else trajectories_of(one, replies)
     trajectories = [{**names, **trajectory} for trajectory in made]
     segments = tuple(dict.fromkeys(tuple(each) for one in trajectories for each in one.get("versions", ())))
     rewards = tuple(float(one.get("reward") or 0.0) for one in trajectories)
@@ -150,3 +155,7 @@ class _Requests:
 async def _generate(route: ServerRoute, request: GenerateRequest) -> list[Completion]:
     completions: list[Completion] = await route.handle.generate(request)
     return completions
+
+
+async def _max_length(route: ServerRoute) -> int:
+    return int((await route.handle.status())["max_length"])

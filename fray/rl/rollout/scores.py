@@ -29,9 +29,9 @@ class ScoredReply(Protocol):
 
 @frozen
 class Score:
-    """A reply with its reward, made by `score`."""
+    """A reply with its reward, made by `score`; without a reply, all that the episode got."""
 
-    reply: ScoredReply
+    reply: ScoredReply | None
     reward: float
     extra: Mapping[str, Any] = field(factory=dict)
 
@@ -61,11 +61,17 @@ class InvalidReward(ValueError):
     """A reward or score is not a finite number; the rollout fails by this name."""
 
 
-def score(reply: ScoredReply, reward: float, score: Mapping[str, float] | None = None, **extra: Any) -> Score:
+def score(
+    reply: ScoredReply | None = None,
+    reward: float = math.nan,
+    score: Mapping[str, float] | None = None,
+    **extra: Any,
+) -> Score:
     """Return the result of an episode.
 
     Args:
-        reply: the last reply of the model; earlier turns that its prompt continues are trained with it.
+        reply: the last reply of the model; earlier turns that its prompt continues are trained with it. Default: all
+            replies of the episode, such as those to an agent at `agent_url`.
         reward: of the episode, a finite number.
         score: further finite numbers by name; a validation reports the mean of each. They are in the trajectory, too.
         extra: further keys of the trajectory, such as ``metrics``.
@@ -110,7 +116,36 @@ def scores_of(result: object, samples: int) -> list[Score | MadeTrajectories]:
         raise TypeError(f"an episode returned {type(result).__name__}; expected {expected}")
     if len(scores) != samples:
         raise ValueError(f"an episode returned {len(scores)} scores; expected {samples}")
+    if samples > 1 and any(isinstance(one, Score) and one.reply is None for one in scores):
+        raise ValueError("rl.score(reward=...) is for all turns of an episode; in a group give each score its reply")
     return scores
+
+
+def trajectories_of(one: Score, turns: Sequence[ScoredReply]) -> tuple[Trajectory, ...]:
+    """Return the trajectories of a score, in which each reply is trained once.
+
+    Without a reply they are those of all turns: a turn whose prompt continues an earlier one is in one trajectory with
+    it, others are trajectories of their own.
+
+    Args:
+        one: the score.
+        turns: all replies that the episode got, in order.
+
+    Raises:
+        ValueError: there is no reply at all.
+    """
+    if one.reply is not None:
+        return (trajectory_of(one, turns),)
+    if not turns:
+        raise ValueError("rl.score(reward=...) scores all turns of the episode, but it has asked the model nothing")
+    left = list(turns)
+    made = []
+    for last in turns:
+        if any(_begins(turn.prompt_ids, last) for turn in turns if turn is not last):
+            continue  # a later turn has it
+        made.append(trajectory_of(Score(last, one.reward, one.extra), left))
+        left = [turn for turn in left if turn is not last and not _begins(last.prompt_ids, turn)]
+    return tuple(made)
 
 
 def trajectory_of(last: Score, turns: Sequence[ScoredReply]) -> Trajectory:
@@ -120,10 +155,11 @@ def trajectory_of(last: Score, turns: Sequence[ScoredReply]) -> Trajectory:
     of that turn: nothing is tokenised again.
 
     Args:
-        last: the score.
-        turns: all replies that the episode got, in order.
+        last: the score, of a reply.
+        turns: replies that the episode got, in order.
     """
     reply = last.reply
+    assert reply is not None
     tokens = [*reply.prompt_ids, *reply.token_ids]
     mask, logprobs = [0] * len(tokens), [0.0] * len(tokens)
     segments: list[Segment] = []
@@ -148,5 +184,7 @@ def trajectory_of(last: Score, turns: Sequence[ScoredReply]) -> Trajectory:
 
 def _begins(prompt: Sequence[int], turn: ScoredReply) -> bool:
     """Return whether a prompt begins with all tokens of an earlier turn."""
-    tokens = [*turn.prompt_ids, *turn.token_ids]
-    return list(prompt[: len(tokens)]) == tokens
+    length = len(turn.prompt_ids) + len(turn.token_ids)
+    if len(prompt) < length or (turn.token_ids and prompt[length - 1] != turn.token_ids[-1]):
+        return False  # most of many turns, without a copy
+    return list(prompt[:length]) == [*turn.prompt_ids, *turn.token_ids]

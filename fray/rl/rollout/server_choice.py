@@ -17,10 +17,16 @@ class ServerChoice:
 
     Args:
         call: sends a request to a server.
+        ask_max_length: asks a server for the tokens of a prompt and its reply together.
     """
 
-    def __init__(self, call: Callable[[ServerRoute, GenerateRequest], Awaitable[list[Completion]]]) -> None:
-        self._call = call
+    def __init__(
+        self,
+        call: Callable[[ServerRoute, GenerateRequest], Awaitable[list[Completion]]],
+        ask_max_length: Callable[[ServerRoute], Awaitable[int]],
+    ) -> None:
+        self._call, self._ask_max_length = call, ask_max_length
+        self._max_length = 0
         self._routes: list[ServerRoute] = []
         self._in_flight: Counter[str] = Counter()
         self._changed = trio.Event()
@@ -53,6 +59,19 @@ class ServerChoice:
             # An update in mode "abort" ends requests; they are sent again to the new weights.
             if not any(one.finish_reason == "abort" for one in completions):
                 return completions
+
+    async def max_length(self) -> int:
+        """Return the tokens of a prompt and its reply together; the servers of a run have one model."""
+        while not self._max_length:
+            route = self._choose()
+            if route is None:
+                await self._changed.wait()
+                continue
+            try:
+                self._max_length = await self._ask_max_length(route)
+            except ActorDied:
+                await self._wait_for_other(route)
+        return self._max_length
 
     def _choose(self) -> ServerRoute | None:
         return min(self._routes, key=lambda route: (self._in_flight[route.name], route.name), default=None)

@@ -1,0 +1,135 @@
+"""Runs whose episodes are agents: an unmodified OpenAI client in a thread, asyncio, another process; and their end."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from fray import rl
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch: make test-rl"),
+]
+MODEL = rl.TinyLlama(layers=1, width=16, mlp=32)
+EXAMPLES = Path(__file__).parents[3] / "examples"
+IN_A_PROCESS = """
+import json, sys, urllib.request
+body = {"messages": [{"role": "user", "content": "7>"}], "max_tokens": 2, "ignore_eos": True}
+request = urllib.request.Request(sys.argv[1] + "/chat/completions", json.dumps(body).encode())
+print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
+"""
+
+
+def two_turns(url: str) -> str:
+    import httpx
+    import openai
+
+    extra: Any = {"ignore_eos": True}
+    with openai.OpenAI(base_url=url, api_key="-", http_client=httpx.Client(verify=False)) as client:
+        messages: Any = [{"role": "user", "content": "7>"}]
+        first = client.chat.completions.create(model="gpt-4o", messages=messages, max_tokens=3, extra_body=extra)
+        messages += [first.choices[0].message, {"role": "user", "content": "+8>"}]
+        parts = client.chat.completions.create(
+            model="gpt-4o", messages=messages, max_tokens=2, stream=True, extra_body=extra
+        )
+        return "".join(part.choices[0].delta.content or "" for part in parts)
+
+
+async def two_at_a_time(url: str) -> str:
+    import httpx
+    import openai
+
+    connections = httpx.AsyncClient(verify=False)
+    async with openai.AsyncOpenAI(base_url=url, api_key="-", http_client=connections) as client:
+        asked = [client.completions.create(model="any", prompt=f"{digit}>", max_tokens=2) for digit in "34"]
+        return "".join(answer.choices[0].text for answer in await asyncio.gather(*asked))
+
+
+async def solve(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
+    url = rl.agent_url(task)
+    assert url == rl.agent_url(task)
+    match task["agent"]:
+        case "thread":
+            text = await trio.to_thread.run_sync(two_turns, rl.agent_url(task))
+        case "asyncio":
+            text = await trio.to_thread.run_sync(lambda: asyncio.run(two_at_a_time(rl.agent_url())))
+        case _:
+            done = await trio.run_process([sys.executable, "-c", IN_A_PROCESS, url], capture_stdout=True)
+            text = done.stdout.decode().removesuffix("\n")
+    last = "".join(reply.text for reply in llm.replies)[-len(text) :]
+    assert sorted(text) == sorted(last), (task, text, last)  # those of asyncio come in any order
+    return rl.score(reward=1.0, agent=task["agent"])
+
+
+def test_agents_are_trained_on_the_turns_that_the_servers_recorded() -> None:
+    run = rl.Run(
+        model=MODEL,
+        data=[{"agent": name} for name in ("thread", "asyncio", "process")],
+        rollout=solve,
+        trainer=None,
+        max_attempts=1,
+        shuffle=False,
+        progress=False,
+    )
+    result = trio.run(run.main)
+    assert result.status is not None
+    assert not result.status.dropped, result.status.last_failure
+    found: dict[str, list[Any]] = {}
+    for trajectory in result.trajectories:
+        found.setdefault(trajectory["agent"], []).append(trajectory)
+    (merged,) = found["thread"]  # its second turn continues the first
+    assert merged["loss_mask"] == [0, 0, 1, 1, 1, 0, 0, 0, 1, 1]
+    assert len(found["asyncio"]) == 2
+    assert [one["loss_mask"] for one in found["process"]] == [[0, 0, 1, 1]]
+    assert all(len(one["logprobs"]) == len(one["tokens"]) for one in result.trajectories)
+
+
+def ask_on(url: str) -> None:
+    import httpx
+    import openai
+
+    connections = httpx.Client(verify=False)
+    with openai.OpenAI(base_url=url, api_key="-", http_client=connections, max_retries=0) as client:
+        while True:
+            client.completions.create(model="any", prompt="7>", max_tokens=50)
+
+
+async def never_ends(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
+    await trio.to_thread.run_sync(ask_on, rl.agent_url(task))
+    raise AssertionError
+
+
+def test_an_agent_that_asks_on_ends_with_its_episode() -> None:
+    run = rl.Run(
+        model=MODEL,
+        data=[{}],
+        rollout=never_ends,
+        trainer=None,
+        max_attempts=1,
+        rollout_timeout_s=2.0,
+        on_error="continue",
+        progress=False,
+    )
+    status = trio.run(run.main).status
+    assert status is not None
+    # The thread ends by the error that its client gets, and with it the episode: Trio waits for threads.
+    assert status.dropped == {"timeout": 1}
+    assert "there is no such session: its episode has ended" in status.last_failure
+
+
+def test_the_example_of_an_agent_is_trained_for_three_updates(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "rl_agent.py"), "--steps", "3", "--output", str(tmp_path)]
+    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    assert all(line["updated"] == 1 for line in lines)
+    assert all(line["mismatch_k3"] < 1e-5 for line in lines)
