@@ -58,11 +58,6 @@ class LLM:
         self.replies: list[ModelReply] = []
         """All replies, in order."""
 
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Tokenizer of the model."""
-        return self._tokenizer
-
     async def completion(self, prompt: str | Sequence[int], **sampling: Any) -> Any:
         """Complete a text or tokens.
 
