@@ -124,7 +124,7 @@ _agents: ContextVar[EpisodeAgents] = ContextVar("fray.rl.agents")
 def agent_url(task: object = None, **sampling: Any) -> str:
     """Return the ``base_url`` for an OpenAI client whose requests are turns of the episode that runs.
 
-    It is an address of this machine, ``http://127.0.0.1:PORT/sessions/ID/v1``, which nobody can guess and which ends
+    It is an address of this machine, ``http://127.0.0.1:PORT/sessions/ID/v1``, which cannot be guessed and ends
     with the episode; called again, it returns the same one. The client needs any key, such as ``api_key="-"``, and may
     name any model. After its last request, ``rl.score(reward=...)`` scores all turns.
 

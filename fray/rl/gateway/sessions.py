@@ -76,7 +76,7 @@ class AgentSession:
         return replies
 
     async def stream(self, request: ApiRequest, name: str) -> AsyncIterator[tuple[int, ModelReply]]:
-        """Return the replies, when all have ended: a server that is lost meanwhile is none of the agent's concern."""
+        """Return the replies, when all have ended: the agent does not notice a server that is lost meanwhile."""
         for number, of_prompt in enumerate(await self.replies(request, name)):
             for reply in of_prompt:
                 yield number, reply

@@ -44,7 +44,7 @@ class AnswerForm:
     tokenizer: Tokenizer
 
     def body(self, replies: Sequence[Sequence[ModelReply]]) -> dict[str, Any]:
-        """Return the answer that is no stream.
+        """Return the answer as a whole.
 
         Args:
             replies: to each prompt, by index.
