@@ -15,8 +15,6 @@ from fray.errors import InvalidRequest
 from fray.rl.inference.client import LLM
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
-
     from fray.rl.gateway.sessions import AgentSession
 
 BACKLOG = 1_024
@@ -79,10 +77,10 @@ class AgentGateway:
         self._nursery.start_soon(partial(serve_http, app, listener=listener, end_s=0.0))
         return f"http://127.0.0.1:{listening.getsockname()[1]}"
 
-    def _find(self, request: Request) -> AgentSession:
+    def _find(self, path: Mapping[str, Any]) -> AgentSession:
         from fray.rl.gateway.sessions import ended_session
 
-        session = self._sessions.get(request.path_params["session"])
+        session = self._sessions.get(path["session"])
         if session is None:
             raise ended_session()
         return session

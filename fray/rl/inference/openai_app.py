@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol, TypeAlias, TypeVar
 from uuid import uuid4
@@ -66,8 +66,8 @@ class ApiModel(Protocol):
         """Return tokens and replies as they are made; errors as `replies`."""
 
 
-FindModel: TypeAlias = Callable[[Request], ApiModel]
-"""Finds the model of a request of HTTP. Raises ApiError if there is none."""
+FindModel: TypeAlias = Callable[[Mapping[str, Any]], ApiModel]
+"""Finds the model of a request by the parameters of its path. Raises ApiError if there is none."""
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
@@ -85,16 +85,16 @@ def api_routes(prefix: str, find: FindModel) -> list[BaseRoute]:
     """
 
     async def completions(request: Request) -> Response:
-        return await _answer(request, "completion", find(request))
+        return await _answer(request, "completion", find(request.path_params))
 
     async def chats(request: Request) -> Response:
-        return await _answer(request, "chat", find(request))
+        return await _answer(request, "chat", find(request.path_params))
 
     async def models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [_model(find(request))]})
+        return JSONResponse({"object": "list", "data": [_model(find(request.path_params))]})
 
     async def one_model(request: Request) -> Response:
-        model = find(request)
+        model = find(request.path_params)
         _check_model(model, request.path_params["model"])
         return JSONResponse(_model(model))
 

@@ -11,7 +11,6 @@ import httpx
 import pytest
 import trio
 from attrs import define, field
-from starlette.requests import Request
 
 from fray import rl
 from fray.errors import InvalidRequest
@@ -58,8 +57,8 @@ async def serving(model: ScriptedModel, **sampling: Any) -> AsyncIterator[Bench]
     llm = rl.LLM(model.send, TOKENIZER)
     session = AgentSession(llm, "policy", max_length, sampling)
 
-    def find(request: Request) -> AgentSession:
-        if request.path_params["session"] != "id":
+    def find(path: Any) -> AgentSession:
+        if path["session"] != "id":
             raise ended_session()
         return session
 
