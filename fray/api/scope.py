@@ -48,6 +48,7 @@ from fray.errors import NameInUse, NotPicklable
 from fray.missing_names import SCOPE_LINES, ExplainsMissing
 from fray.model.environment import EnvironmentConfig, Secret
 from fray.model.ids import ActorId, JobId, mint_name
+from fray.model.monitoring.health import HealthCheck
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig
@@ -533,6 +534,7 @@ class Scope(ExplainsMissing):
         resources: ResourceConfig | None = None,
         environment: EnvironmentConfig | None = None,
         max_restarts: int = 0,
+        health: HealthCheck | None = None,
         on_failure: OnFailure = "escalate",
     ) -> ActorHost:
         """Launch a process for light actors; returns at once: actors can be created in it and called immediately.
@@ -543,6 +545,7 @@ class Scope(ExplainsMissing):
             environment: packages, files, image and variables of the process.
             max_restarts: number of times a host whose process has died is restarted, with all its living actors (their
                 state starts over); -1: no limit. Default 0.
+            health: ``HealthCheck(actor="ping")``: the process fails when its loop does not answer. Default None.
             on_failure: as for `launch`, of the host and of each actor in it that fails for good.
 
         Raises:
@@ -555,6 +558,7 @@ class Scope(ExplainsMissing):
             resources=resources,
             environment=environment,
             max_restarts=max_restarts,
+            config=ActorConfig(health=health),
         )
         (record,) = await self._launch_actors(built, on_failure)
         host = ActorHost(self._runtime, record, self._actor(record, methods_of(LightActorHost)), on_failure)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from fray.api.actors.handle import ActorHandle
 from fray.api.actors.monitor import Down, Up, monitor
 from fray.api.cluster import Cluster
 from fray.api.scope import Scope
-from fray.errors import ActorDied, ObjectLost
+from fray.errors import ActorDied, DeadlineExceeded, FrayError, ObjectLost
+from fray.model.monitoring.health import HealthCheck
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig
 from fray.rl.checkpoint import (
@@ -30,6 +32,7 @@ from fray.rl.checkpoint import (
     remove_older,
 )
 from fray.rl.coordinator import Coordinator
+from fray.rl.core.failures import OnError
 from fray.rl.core.run_record import RunPlan
 from fray.rl.core.server_states import ServerEvent, ServerFleet, ServerRecord, ServerState
 from fray.rl.core.versions import VersionName
@@ -44,7 +47,21 @@ from fray.rl.trainer_process import TrainedStep, TrainerProcess
 from fray.rl.weights.published import KeptWeights, PublishedWeights, WeightSync
 
 RESTARTS = 20
-"""Restarts of each rollout process and server within `RESTART_PERIOD_S`, before the run fails."""
+"""Restarts of each rollout process and of the trainer within `RESTART_PERIOD_S`, before the run fails."""
+SERVER_RESTARTS = 5
+"""Restarts of a server within `RESTART_PERIOD_S`, before it is retired and replaced."""
+REPLACEMENTS = 3
+"""Replacements of one server, before the run fails."""
+REPLACEMENT_DELAY_S = 1.0
+UNLIMITED = 1 << 30
+"""Restarts of a server's record: the budget is kept by Fray, which knows over which time they count."""
+PROBE_PERIOD_S = 1.0
+SUSPECT_S = 5.0
+"""Longest wait for an answer of a server, which is suspect then."""
+START_LIMIT_S = 1800.0
+"""Seconds until the first answer of a process, in which a model may be loaded."""
+MISSING_S = 10.0
+"""Seconds that servers may be missing before the console says so."""
 RESTART_PERIOD_S = 600.0
 FAILURES_PERIOD_S = 10.0
 """Least seconds between two lines about episodes that fail."""
@@ -75,6 +92,8 @@ class RunParts:
             its coordinator fails, and one that loses its trainer begins again.
         save_every: updates between two checkpoints.
         keep_checkpoints: keep all of them, and not the last one alone.
+        liveness_s: seconds without an answer after which a process is ended and started again.
+        min_servers: inference servers without which no task is given out.
         facts: about data, model and trainer, which must be equal for a run to continue from a checkpoint.
         validation_rows: the data of the plan's validations.
     """
@@ -94,6 +113,8 @@ class RunParts:
     output: Path | None = None
     save_every: int = 50
     keep_checkpoints: bool = False
+    liveness_s: float = 60.0
+    min_servers: int = 1
     facts: dict[str, Any] = field(factory=dict)
     validation_rows: Sequence[dict[str, Any]] = ()
 
@@ -175,7 +196,8 @@ class RunController:
             await trio.to_thread.run_sync(partial(shutil.rmtree, parts.weight_files, ignore_errors=True))
         async with self._cluster.open_scope("rl-run") as scope:
             # Without a journal, a coordinator that is restarted would have forgotten the run.
-            host = await scope.create_host("rl-main", max_restarts=0 if parts.output is None else RESTARTS)
+            restarts = 0 if parts.output is None else RESTARTS
+            host = await scope.create_host("rl-main", max_restarts=restarts, health=self._health())
             journal = None if parts.output is None else parts.output / "rollouts"
             self._coordinator = await host.create_actor(
                 Coordinator,
@@ -193,6 +215,7 @@ class RunController:
                 nursery.start_soon(self._follow_target)
                 nursery.start_soon(self._sync_weights)
                 nursery.start_soon(self._release_weights)
+                nursery.start_soon(self._say_missing)
                 for index in range(parts.servers):
                     nursery.start_soon(self._keep_server, scope, f"server-{index}")
                 for _ in range(parts.processes):
@@ -250,7 +273,7 @@ class RunController:
             parts.threads,
             None if parts.output is None else parts.output / "failed_batch",
             resources=parts.resources.get("trainer"),
-            actor_config=_restarted(),
+            actor_config=self._restarted(),
         )
         checkpoint = self._checkpoint()
         version: VersionName = await self._ask("version")
@@ -359,13 +382,31 @@ class RunController:
                 await self._changed.wait()
                 continue
             await self._ask("finish_sync", version)
+            self._fleet.end_transfer(version)
             reported = version
 
     # Servers
 
     async def _keep_server(self, scope: Scope, name: str) -> None:
-        """Create a server, follow its restarts, and load weights into each incarnation."""
-        parts = self._parts
+        """Create a server, and another one when its restarts are spent."""
+        incarnation = 0
+        for replacement in count():
+            server = self._fleet.servers[name] = ServerRecord(name, UNLIMITED, incarnation=incarnation)
+            error, starts = await self._follow_server(scope, server)
+            incarnation = server.incarnation + 1
+            has_budget = replacement < REPLACEMENTS or self._parts.plan.on_error is OnError.CONTINUE
+            if not starts or not has_budget:
+                raise error
+            self._note(f"{name} is replaced after {starts} starts: {_last_line(error)}")
+            await trio.sleep(REPLACEMENT_DELAY_S)
+
+    async def _follow_server(self, scope: Scope, server: ServerRecord) -> tuple[FrayError, int]:
+        """Create a server, follow its restarts, and load weights into each incarnation.
+
+        Returns:
+            The error of its end, and how often it was started.
+        """
+        parts, starts = self._parts, 0
         handle: Any = await scope.create_actor(
             InferenceServer,
             ModelEngine(
@@ -375,21 +416,52 @@ class RunController:
                 lora=None if parts.trainer is None else parts.trainer.lora,
             ),
             resources=parts.resources.get("server"),
-            actor_config=_restarted(),
+            actor_config=self._restarted(SERVER_RESTARTS),
+            on_failure="absorb",
         )
-        self._handles[name] = handle
-        server = self._fleet.servers[name] = ServerRecord(name, restarts_left=RESTARTS)
+        self._handles[server.name] = handle
         async with monitor(handle) as events, trio.open_nursery() as nursery:
             nursery.start_soon(self._load_weights, server, handle)
+            nursery.start_soon(self._probe_server, server, handle)
             async for event in events:
                 if isinstance(event, Up):
+                    starts += 1
                     server.observe(ServerEvent.READY, server.incarnation)
                 else:
                     server.observe(ServerEvent.ENDED, server.incarnation)
-                    server.observe(ServerEvent.RESTARTED, server.incarnation)
-                    if not event.will_restart:
-                        raise event.error
+                    server.observe(
+                        ServerEvent.RESTARTED if event.will_restart else ServerEvent.BUDGET_SPENT, server.incarnation
+                    )
                 await self._announce()
+                if isinstance(event, Down) and not event.will_restart:
+                    nursery.cancel_scope.cancel()
+                    return event.error, starts
+        raise AssertionError("a monitor ends with the end of its actor")
+
+    async def _probe_server(self, server: ServerRecord, handle: Any) -> None:
+        """Ask a server for an answer, time and again; one that gives none gets no requests until it does.
+
+        It is ended by its health check: by its node, which sees whether the process or the network is silent.
+        """
+        while True:
+            if server.state not in (ServerState.HEALTHY, ServerState.SUSPECT):
+                await self._changed.wait()
+                continue
+            incarnation = server.incarnation
+            try:
+                await handle.ping.options(timeout_s=min(SUSPECT_S, self._parts.liveness_s / 4))()
+                has_answered = True
+            except DeadlineExceeded:
+                has_answered = False
+            except ActorDied:
+                await self._changed.wait()
+                continue
+            if server.observe(ServerEvent.ANSWERED if has_answered else ServerEvent.DEADLINE_MISSED, incarnation):
+                answers = "answers again" if has_answered else "does not answer: its requests go to other servers"
+                self._note(f"{server.name} {answers}")
+                await self._announce()
+            if has_answered:
+                await trio.sleep(PROBE_PERIOD_S)
 
     async def _load_weights(self, server: ServerRecord, handle: Any) -> None:
         """Load the target version whenever the server shall have it and has not."""
@@ -421,9 +493,50 @@ class RunController:
     async def _announce(self) -> None:
         """Tell the coordinator which servers answer, and wake the tasks here."""
         self._wake()
-        healthy = [server for server in self._fleet.servers.values() if server.state is ServerState.HEALTHY]
-        routes = [ServerRoute(one.name, self._handles[one.name], one.version) for one in healthy if one.version]
-        await self._ask("set_routes", routes)
+        states = (ServerState.HEALTHY, ServerState.SUSPECT)
+        routes = [
+            ServerRoute(one.name, self._handles[one.name], one.version, one.state is ServerState.HEALTHY)
+            for one in self._fleet.servers.values()
+            if one.version and one.state in states
+        ]
+        await self._ask("set_routes", routes, self._missing_text())
+
+    def _missing_text(self) -> str:
+        """Return which servers are waited for; empty if enough of them answer."""
+        servers = self._fleet.servers.values()
+        healthy = sum(server.state is ServerState.HEALTHY for server in servers)
+        if healthy >= self._parts.min_servers:
+            return ""
+        others = ", ".join(
+            f"{one.name} is {one.state.value}" for one in servers if one.state is not ServerState.HEALTHY
+        )
+        return f"the run waits for servers: {healthy} of at least {self._parts.min_servers} answer ({others})"
+
+    async def _say_missing(self) -> None:
+        """Say on the console which servers are missing for long."""
+        while True:
+            with trio.move_on_after(MISSING_S) as patience:
+                while self._missing_text():
+                    await self._changed.wait()
+            if patience.cancelled_caught:
+                self._note(self._missing_text())
+            while not self._missing_text():
+                await self._changed.wait()
+
+    def _health(self) -> HealthCheck:
+        # By its node: three answers are missing, and a process that says nothing at all gets one more period.
+        return HealthCheck(actor="ping", period_s=self._parts.liveness_s / 4, failures=3, start_s=START_LIMIT_S)
+
+    def _restarted(self, restarts: int = RESTARTS) -> ActorConfig:
+        # Two incarnations may live for a while: leases, names of versions and routes are of one of them, and
+        # checkpoints have directories of their own.
+        return ActorConfig(
+            max_restarts=restarts,
+            restart_period_s=RESTART_PERIOD_S,
+            must_start=True,
+            may_overlap=True,
+            health=self._health(),
+        )
 
     def _wake(self) -> None:
         self._changed.set()
@@ -436,7 +549,7 @@ class RunController:
         parts = self._parts
         resources = parts.resources.get("rollout")
         handle: Any = await scope.create_actor(
-            RolloutProcess, parts.episodes, self._coordinator, resources=resources, actor_config=_restarted()
+            RolloutProcess, parts.episodes, self._coordinator, resources=resources, actor_config=self._restarted()
         )
         async with monitor(handle) as events, trio.open_nursery() as nursery:
             async for event in events:
@@ -455,14 +568,13 @@ async def _roll_out(handle: Any) -> None:
         return  # its monitor reports it
 
 
-def _restarted() -> ActorConfig:
-    return ActorConfig(max_restarts=RESTARTS, restart_period_s=RESTART_PERIOD_S, must_start=True)
-
-
 def _failures_text(report: FailureReport, known: FailureReport | None) -> str:
     # A coordinator that was restarted counts from 0.
     before = known.reasons if known is not None and known.total < report.total else {}
     reasons = {name: count - before.get(name, 0) for name, count in report.reasons.items()}
     listed = ", ".join(f"{name} {count}" for name, count in reasons.items() if count)
-    last = report.last.rstrip().rpartition("\n")[2]
-    return f"{sum(reasons.values())} attempts of episodes failed ({listed}); the last: {last}"
+    return f"{sum(reasons.values())} attempts of episodes failed ({listed}); the last: {_last_line(report.last)}"
+
+
+def _last_line(text: object) -> str:
+    return str(text).rstrip().rpartition("\n")[2]

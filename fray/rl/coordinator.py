@@ -63,6 +63,8 @@ class Coordinator:
         # Not from 0: a process that knows the table of a lost coordinator must not take the next one's for the same.
         self._routes_number = secrets.randbits(32)
         self._last_failure = ""
+        self._servers_missing = ""
+        """Text about servers without which no task is given out."""
         # A validation that begins with the run: before a snapshot can have it.
         self._write()
 
@@ -84,6 +86,8 @@ class Coordinator:
 
         def take() -> list[TaskGrant] | None:
             grants: list[TaskGrant] = []
+            if self._servers_missing and not self._state.is_done:
+                return None
             while len(grants) < limit:
                 lease = self._state.take_task(worker, trio.current_time())
                 if isinstance(lease, NoTask):
@@ -210,8 +214,13 @@ class Coordinator:
 
         return await self._when(find)
 
-    async def set_routes(self, routes: Sequence[ServerRoute]) -> None:
-        """Replace the table of the servers that answer requests."""
+    async def set_routes(self, routes: Sequence[ServerRoute], missing: str = "") -> None:
+        """Replace the table of the servers that answer requests.
+
+        Args:
+            missing: text about the servers that are missing, if no task shall be given out without them.
+        """
+        self._servers_missing = missing
         self._routes, self._routes_number = list(routes), self._routes_number + 1
         self._wake()
 
@@ -258,7 +267,7 @@ class Coordinator:
         """Return what the run does and waits for."""
         state, counts = self._state, self._state.record.counts
         return RunStatus(
-            state.wait_reason(),
+            state.wait_reason() if state.is_done else self._servers_missing or state.wait_reason(),
             state.record.weights.line.current,
             state.record.weights.rollout,
             counts.issued,

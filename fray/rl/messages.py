@@ -61,6 +61,8 @@ class ServerRoute:
     name: str
     handle: ActorHandle
     version: VersionName
+    accepts: bool = True
+    """False: it has not answered in time; it gets no requests, and those it has go to another, if there is one."""
 
 
 @frozen

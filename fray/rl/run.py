@@ -103,6 +103,10 @@ class Run:
         validation_sampling: replaces what episodes ask for in their requests while they validate. Default
             ``{"temperature": 0.0}``, the most probable tokens.
         threads: of torch in each server and in the trainer. Default: 1 for a `TinyLlama`, else as torch takes.
+        liveness_s: seconds without an answer after which a process (server, trainer, rollouts, data) is taken for
+            frozen, ended and started again; a server gets no requests after a quarter of it, at most 5 s. Code that
+            blocks the loop of a rollout process for longer is taken for frozen, too. Default 60.
+        min_servers: inference servers that must answer; with fewer, no task is given out. Default 1.
         resources: what each ``"trainer"``, ``"server"`` and ``"rollout"`` process reserves. Default nothing.
         on_step: called in this process with the metrics of each update.
         on_validation: called in this process with the metrics of each validation.
@@ -140,6 +144,8 @@ class Run:
     validation_samples_per_row: int | None = None
     validation_sampling: Mapping[str, Any] = field(factory=lambda: {"temperature": 0.0})
     threads: int | None = None
+    liveness_s: float = 60.0
+    min_servers: int = 1
     resources: Mapping[str, ResourceConfig] = field(factory=dict)
     on_step: Callable[[dict[str, float]], object] | None = None
     on_validation: Callable[[dict[str, float]], object] | None = None
@@ -196,12 +202,18 @@ def _check_settings(run: Run) -> None:
         )
     if _is_worker(run.rollout) and run.episode == "group":
         raise InvalidRequest("episode='group' with rollout workers: a step is one sample; expected episode='sample'")
-    for name in ("rollout_workers", "inference_servers", "samples_per_row", "max_attempts", "save_every"):
+    counts = ("rollout_workers", "inference_servers", "min_servers", "samples_per_row", "max_attempts", "save_every")
+    for name in counts:
         if not getattr(run, name) >= 1:
             raise InvalidRequest(f"invalid {name} {getattr(run, name)!r}: expected 1 or more")
     if run.rollout_processes is not None and not 1 <= run.rollout_processes <= run.rollout_workers:
         text = f"expected 1 to rollout_workers ({run.rollout_workers})"
         raise InvalidRequest(f"invalid rollout_processes {run.rollout_processes!r}: {text}")
+    if run.min_servers > run.inference_servers:
+        text = f"expected 1 to inference_servers ({run.inference_servers})"
+        raise InvalidRequest(f"invalid min_servers {run.min_servers!r}: {text}")
+    if not run.liveness_s > 0:
+        raise InvalidRequest(f"invalid liveness_s {run.liveness_s!r}: expected seconds above 0")
     if unknown := set(run.resources) - {"trainer", "server", "rollout"}:
         raise InvalidRequest(f"invalid key {min(unknown)!r} of resources; expected trainer, server or rollout")
     _choice("episode", run.episode, ("sample", "group"))
@@ -314,6 +326,8 @@ def _parts_of(run: Run) -> RunParts:
         resources=dict(run.resources),
         output=None if run.output is None else Path(run.output).absolute(),
         save_every=run.save_every,
+        liveness_s=run.liveness_s,
+        min_servers=run.min_servers,
         keep_checkpoints=run.keep_checkpoints,
         facts={
             "model": str(run.model),

@@ -58,6 +58,9 @@ class TrainerProcess:
         self._coordinator, self._line = coordinator, 0
         self._trainer = PolicyTrainer(load_model(model, settings.dtype), settings, dump_directory=dump_directory)
 
+    async def ping(self) -> None:
+        """Return: the process answers, whatever its training thread does. For health checks."""
+
     async def start(self, line: int, directory: Path | None) -> None:
         """Begin with the weights of the model, or continue from a checkpoint.
 

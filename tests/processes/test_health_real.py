@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -303,6 +304,25 @@ async def test_an_impossible_health_check_is_refused_at_submission() -> None:
         host = await cluster.create_host()
         with pytest.raises(InvalidRequest, match="light"):
             await host.create_actor(monitored_jobs.Patient, actor_config=ActorConfig(health=HealthCheck(actor="ping")))
+
+
+class Freezer:
+    def freeze(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+async def test_a_frozen_process_of_light_actors_is_ended_and_started_again() -> None:
+    with trio.fail_after(LIMIT_S):
+        async with fray.open_cluster("machine", logs=False) as cluster:
+            host = await cluster.create_host("cells", max_restarts=1, health=HealthCheck(actor="ping", period_s=0.2))
+            one = await host.create_actor(Freezer)
+            frozen = await one.pid()
+            with pytest.raises(ActorDied):
+                await one.freeze()
+            assert await one.pid() != frozen
 
 
 async def test_questions_for_its_health_keep_no_idle_actor_alive() -> None:

@@ -262,10 +262,7 @@ class SimulatedRun:
             server.observe(ServerEvent.LOADED, server.incarnation, target)
         if weights.to_send is not None and self.fleet.has_loaded(weights.to_send):
             self.state.sync(weights.to_send)
-            # Those that missed it get no requests until they have it.
-            for other in self.fleet.servers.values():
-                if other.version != self.state.record.weights.rollout:
-                    other.observe(ServerEvent.TRANSFER_MISSED, other.incarnation)
+            self.fleet.end_transfer(self.state.record.weights.rollout)
 
     def server_fails(self) -> None:
         server = self.rng.choice(list(self.fleet.servers.values()))

@@ -165,6 +165,19 @@ async def test_a_lost_trainer_continues_from_a_checkpoint_and_the_lost_one_is_re
     assert (await run.status()).trained == 0
 
 
+async def test_no_task_is_given_out_while_servers_are_missing(autojump_clock: Any) -> None:
+    run = coordinator()
+    await run.set_routes([], "the run waits for servers: 0 of at least 1 answer")
+    assert (await run.status()).waits_for == "the run waits for servers: 0 of at least 1 answer"
+    grants: list[Any] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(lambda: _append(grants, run.take_tasks("w", 1)))
+        await trio.testing.wait_all_tasks_blocked()
+        assert grants == []
+        await run.set_routes([])
+    assert len(grants[0]) == 1
+
+
 async def test_the_table_of_servers_is_sent_when_it_changes(autojump_clock: Any) -> None:
     run = coordinator()
     number, routes = await run.wait_for_routes(-1)

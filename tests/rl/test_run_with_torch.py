@@ -230,6 +230,20 @@ def test_a_run_continues_when_one_of_its_processes_is_killed(role: str, tmp_path
     assert checkpoint.step == 12
 
 
+def test_a_frozen_server_gets_no_requests_and_is_ended(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    frozen: list[int] = []
+
+    def freeze(metrics: dict[str, float]) -> None:
+        if metrics["step"] == 3 and not frozen:
+            frozen.append(processes(NAMES["server"])[0])
+            os.kill(frozen[0], signal.SIGSTOP)
+
+    result = trio.run(run(8, on_step=freeze, inference_servers=2, liveness_s=4.0, progress=True).main)
+    assert [step["step"] for step in result.steps] == list(range(1, 9))
+    assert re.search(r"server-\d does not answer: its requests go to other servers", capfd.readouterr().err)
+    assert not Path(f"/proc/{frozen[0]}").exists()
+
+
 def test_a_driver_that_was_killed_leaves_nothing_and_the_next_one_continues(tmp_path: Path) -> None:
     program = Path(__file__).parents[2] / "examples" / "rl_digits.py"
     command = [sys.executable, str(program), "--steps", "9", "--groups", "--save-every", "2", "--output", str(tmp_path)]

@@ -98,3 +98,16 @@ def test_a_version_is_loaded_when_every_server_that_answers_has_it() -> None:
     two.observe(ServerEvent.ENDED, 0)
     assert fleet.has_loaded(V1)
     assert fleet.to_load(V1) == [stale]
+
+
+def test_a_suspect_server_is_not_waited_for_and_is_stale_without_the_version() -> None:
+    one, two = live("s1"), live("s2")
+    fleet = ServerFleet({server.name: server for server in (one, two)})
+    one.observe(ServerEvent.LOADED, 0, V1)
+    two.observe(ServerEvent.DEADLINE_MISSED, 0)
+    assert fleet.has_loaded(V1)
+    fleet.end_transfer(V1)
+    assert (one.state, two.state) == (ServerState.HEALTHY, ServerState.STALE)
+    assert not two.observe(ServerEvent.ANSWERED, 0)
+    two.observe(ServerEvent.LOADED, 0, V1)
+    assert two.state is ServerState.HEALTHY

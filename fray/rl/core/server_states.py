@@ -127,9 +127,18 @@ class ServerFleet:
         return [*self._in(ServerState.STALE), *(server for server in answering if server.version != version)]
 
     def has_loaded(self, version: VersionName) -> bool:
-        """Return whether no server answers by another version, and one by this."""
-        answering = self._in(ServerState.HEALTHY, ServerState.SUSPECT)
+        """Return whether no server gets requests by another version, and one by this.
+
+        One that is suspect is not waited for; `end_transfer` makes it stale.
+        """
+        answering = self._in(ServerState.HEALTHY)
         return bool(answering) and all(server.version == version for server in answering)
+
+    def end_transfer(self, version: VersionName) -> None:
+        """Note that the servers have a version: those without it get no requests until they have it."""
+        for server in self._in(ServerState.HEALTHY, ServerState.SUSPECT):
+            if server.version != version:
+                server.observe(ServerEvent.TRANSFER_MISSED, server.incarnation)
 
     def _in(self, *states: ServerState) -> list[ServerRecord]:
         return [server for server in self.servers.values() if server.state in states]

@@ -175,6 +175,9 @@ class InferenceServer:
         assert self._thread.decoder is not None
         return self._thread.decoder.is_paused
 
+    async def ping(self) -> None:
+        """Return: the process answers. For health checks."""
+
     async def status(self) -> dict[str, Any]:
         """Return numbers about the server, when its engine is ready.
 

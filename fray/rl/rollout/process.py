@@ -62,6 +62,9 @@ class RolloutProcess:
         self._results: list[TaskResult] = []
         self._has_results = trio.Event()
 
+    async def ping(self) -> None:
+        """Return: the process answers. For health checks."""
+
     async def run(self) -> None:
         """Roll out episodes until there are no tasks; what is unfinished then is cancelled."""
         async with trio.open_nursery() as nursery:
@@ -153,7 +156,15 @@ class _Requests:
 
 
 async def _generate(route: ServerRoute, request: GenerateRequest) -> list[Completion]:
-    completions: list[Completion] = await route.handle.generate(request)
+    call = route.handle.generate.start(request)
+    done = trio.Event()
+    call.add_done_callback(lambda _: done.set())
+    try:
+        await done.wait()
+    finally:
+        # Without waiting for the server to confirm it, as awaiting the call would: a frozen one never does.
+        call.cancel()
+    completions: list[Completion] = call.result()
     return completions
 
 

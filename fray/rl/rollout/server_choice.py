@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -28,12 +27,17 @@ class ServerChoice:
         self._call, self._ask_max_length = call, ask_max_length
         self._max_length = 0
         self._routes: list[ServerRoute] = []
-        self._in_flight: Counter[str] = Counter()
+        self._in_flight: dict[str, set[trio.CancelScope]] = {}
+        """Scopes of the calls to each server."""
         self._changed = trio.Event()
 
     def set_routes(self, routes: list[ServerRoute]) -> None:
-        """Replace the servers to choose from; requests under way are not affected."""
+        """Replace the servers to choose from; requests of a server that accepts none any more are sent to another."""
         self._routes = routes
+        if any(route.accepts for route in routes):
+            for route in routes:
+                for scope in () if route.accepts else self._in_flight.get(route.name, ()):
+                    scope.cancel()
         self._changed.set()
         self._changed = trio.Event()
 
@@ -48,14 +52,19 @@ class ServerChoice:
             if route is None:
                 await self._changed.wait()
                 continue
-            self._in_flight[route.name] += 1
+            calls = self._in_flight.setdefault(route.name, set())
+            scope = trio.CancelScope()
+            calls.add(scope)
             try:
-                completions = await self._call(route, request)
+                with scope:
+                    completions = await self._call(route, request)
             except ActorDied:
                 await self._wait_for_other(route)
                 continue
             finally:
-                self._in_flight[route.name] -= 1
+                calls.discard(scope)
+            if scope.cancelled_caught:
+                continue
             # An update in mode "abort" ends requests; they are sent again to the new weights.
             if not any(one.finish_reason == "abort" for one in completions):
                 return completions
@@ -74,10 +83,11 @@ class ServerChoice:
         return self._max_length
 
     def _choose(self) -> ServerRoute | None:
-        return min(self._routes, key=lambda route: (self._in_flight[route.name], route.name), default=None)
+        accepting = [route for route in self._routes if route.accepts]
+        return min(accepting, key=lambda route: (len(self._in_flight.get(route.name, ())), route.name), default=None)
 
     async def _wait_for_other(self, lost: ServerRoute) -> None:
         """Wait until another server can be chosen, or the table has changed."""
         self._routes = [route for route in self._routes if route is not lost]
-        if not self._routes:
+        if self._choose() is None:
             await self._changed.wait()

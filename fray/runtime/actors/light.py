@@ -127,6 +127,9 @@ class LightActorHost:
         self._changed = trio.Event()
         self._context = copy_context()
 
+    async def ping(self) -> None:
+        """Return: the process answers. For health checks."""
+
     # Called by the owner ---------------------------------------------------------------------------------------------
 
     async def create(self, batch: LightActorBatch) -> None:
