@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,11 +67,19 @@ def write_state(directory: Path, record: RunRecord, facts: Mapping[str, Any]) ->
 
 
 def begin_checkpoint(directory: Path, step: int) -> Path:
-    """Return a new directory to write a checkpoint into; one of an earlier attempt is removed."""
-    unfinished = directory / f".global_step_{step}.unfinished"
-    shutil.rmtree(unfinished, ignore_errors=True)
+    """Return a new directory to write a checkpoint into; those of earlier attempts are removed."""
+    for path in directory.glob(".global_step_*.unfinished*"):
+        shutil.rmtree(path, ignore_errors=True)
+    # Of this attempt alone: a process that is taken for lost, and lives behind a cut, may still write into the last.
+    unfinished = directory / f".global_step_{step}.unfinished-{secrets.token_hex(4)}"
     unfinished.mkdir(parents=True)
     return unfinished
+
+
+def unfinished_checkpoints(directory: Path) -> list[Path]:
+    """Return what was left half-written by a process that was lost."""
+    incomplete = [path for path, _ in _found(directory) if not _is_complete(path)]
+    return sorted([*directory.glob(".global_step_*.unfinished*"), *incomplete])
 
 
 def finish_checkpoint(unfinished: Path, step: int) -> Path:
@@ -79,10 +88,14 @@ def finish_checkpoint(unfinished: Path, step: int) -> Path:
         if path.is_file():
             _sync(path)
     path = unfinished.parent / f"global_step_{step}"
-    # Of a line that was lost: it is made again by the one that continues.
-    shutil.rmtree(path, ignore_errors=True)
+    replaced = unfinished.parent / f".global_step_{step}.replaced"
+    if path.exists():
+        # Of a line that was lost, or the one from which this run continued: it is kept until the new one is in place.
+        shutil.rmtree(replaced, ignore_errors=True)
+        path.rename(replaced)
     unfinished.rename(path)
     _sync(path.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
     return path
 
 
@@ -96,7 +109,7 @@ def remove_older(directory: Path, keep: Path) -> None:
 def latest_checkpoint(directory: Path) -> RunCheckpoint | None:
     """Return the checkpoint with the most updates; None if there is none that is complete."""
     for path, step in sorted(_found(directory), key=lambda one: -one[1]):
-        if (path / STATE_FILE).is_file() and (path / RECORD_FILE).is_file():
+        if _is_complete(path):
             return RunCheckpoint(path, step, json.loads((path / STATE_FILE).read_text(encoding="utf-8")))
     return None
 
@@ -122,9 +135,18 @@ def check_resumable(checkpoint: RunCheckpoint, facts: Mapping[str, Any]) -> None
         )
 
 
+def _is_complete(path: Path) -> bool:
+    return (path / STATE_FILE).is_file() and (path / RECORD_FILE).is_file()
+
+
 def _found(directory: Path) -> list[tuple[Path, int]]:
     if not directory.is_dir():
         return []
+    for replaced in directory.glob(".global_step_*.replaced"):
+        path = replaced.with_name(replaced.name[1 : -len(".replaced")])
+        # The process that replaced it was lost before the new one was in place.
+        if not path.exists():
+            replaced.rename(path)
     found = ((path, _NAME.fullmatch(path.name)) for path in directory.iterdir())
     return [(path, int(match[1])) for path, match in found if match]
 

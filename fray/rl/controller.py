@@ -6,7 +6,8 @@ The coordinator decides about samples, `ServerFleet` about servers; the tasks he
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -170,6 +171,9 @@ class RunController:
         """Incarnation of the trainer."""
         self._changed = trio.Event()
         self._coordinator: Any = None
+        self._is_training = False
+        """True while batches are asked for."""
+        self._cancel_scope = trio.CancelScope()
 
     async def run(self) -> RunStatus:
         """Run until there is nothing more to train or to collect; return the last status.
@@ -178,16 +182,15 @@ class RunController:
             BaseException: the error of a constructor, or of the trainer.
             ActorDied: a part of the run failed more often than it may be restarted.
         """
-        try:
+        with single_errors():
             return await self._run()
-        except BaseExceptionGroup as group:
-            # The tasks are this module's own: the error alone says what went wrong.
-            error: BaseException = group
-            while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-                error = error.exceptions[0]
-            if error is group:
-                raise
-            raise error from error.__cause__
+
+    async def stop(self) -> None:
+        """Let the run end after the update under way, which is saved; at once if none can be under way."""
+        if self._is_training:
+            await self._ask("stop")
+        else:
+            self._cancel_scope.cancel()
 
     async def _run(self) -> RunStatus:
         parts = self._parts
@@ -208,6 +211,7 @@ class RunController:
                 actor_config=ActorConfig(max_restarts=RESTARTS),
             )
             async with trio.open_nursery() as nursery:
+                self._cancel_scope = nursery.cancel_scope
                 nursery.start_soon(self._ask, "expire_leases")
                 nursery.start_soon(self._follow_coordinator)
                 nursery.start_soon(self._follow_failures)
@@ -301,6 +305,7 @@ class RunController:
     async def _train(self, trainer: Any, version: VersionName) -> None:
         parts, line = self._parts, version.incarnation
         await self._publish(trainer, version, version)
+        self._is_training = True
         while (step := await trainer.train_next()) is not None:
             if step.skipped:
                 await self._ask("skip_update", line, step.number, step.skipped)
@@ -320,9 +325,11 @@ class RunController:
         if directory is None:
             return
         unfinished = begin_checkpoint(directory, step)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(trainer.save, unfinished / MODEL_DIRECTORY)
-            nursery.start_soon(self._ask, "save_record", unfinished, self._parts.facts)
+        # So that the loss of the trainer is an ActorDied here, too.
+        with single_errors():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trainer.save, unfinished / MODEL_DIRECTORY)
+                nursery.start_soon(self._ask, "save_record", unfinished, self._parts.facts)
         path = await trio.to_thread.run_sync(finish_checkpoint, unfinished, step)
         if not self._parts.keep_checkpoints:
             await trio.to_thread.run_sync(remove_older, directory, path)
@@ -332,6 +339,7 @@ class RunController:
 
     async def _collect(self) -> None:
         self._keep(MODEL_VERSION, None, MODEL_VERSION)
+        self._is_training = True
         while (batch := await self._ask("next_batch", 0)) is not None:
             self._on_samples(batch.groups)
             await self._ask("skip_update", 0, batch.number, "collected")
@@ -566,6 +574,20 @@ async def _roll_out(handle: Any) -> None:
         await handle.run()
     except ActorDied:
         return  # its monitor reports it
+
+
+@contextmanager
+def single_errors() -> Iterator[None]:
+    """Raise the only error of a group of them itself: the tasks are Fray's own, and it alone says what went wrong."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        if error is group:
+            raise
+        raise error from error.__cause__
 
 
 def _failures_text(report: FailureReport, known: FailureReport | None) -> str:

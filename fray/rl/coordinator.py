@@ -63,6 +63,7 @@ class Coordinator:
         # Not from 0: a process that knows the table of a lost coordinator must not take the next one's for the same.
         self._routes_number = secrets.randbits(32)
         self._last_failure = ""
+        self._is_stopping = False
         self._servers_missing = ""
         """Text about servers without which no task is given out."""
         # A validation that begins with the run: before a snapshot can have it.
@@ -131,6 +132,8 @@ class Coordinator:
 
         def take() -> tuple[TrainingBatch | None] | None:
             self._check_line(line)
+            if self._is_stopping and self._state.record.training is None:
+                return (None,)
             # A batch whose answer was lost is given again.
             groups = self._state.record.training or self._state.next_batch()
             if groups is None:
@@ -146,6 +149,11 @@ class Coordinator:
         (batch,) = await self._when(take)
         self._wake()
         return batch
+
+    async def stop(self) -> None:
+        """Give the trainer no further batch; the one that it has is trained."""
+        self._is_stopping = True
+        self._wake()
 
     async def finish_update(self, line: int, number: int) -> tuple[VersionName, bool, VersionName]:
         """Note that an update was done.

@@ -5,14 +5,17 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from enum import Enum
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
+import trio
 from attrs import define, field
 
 from fray.api.cluster import Cluster
@@ -20,8 +23,8 @@ from fray.api.open import default_spec, open_cluster
 from fray.errors import InvalidRequest
 from fray.model.resources import ResourceConfig
 from fray.model.text import near_text
-from fray.rl.checkpoint import check_resumable, latest_checkpoint
-from fray.rl.controller import RunController, RunParts
+from fray.rl.checkpoint import check_resumable, latest_checkpoint, unfinished_checkpoints
+from fray.rl.controller import RunController, RunParts, single_errors
 from fray.rl.core.failures import OnError
 from fray.rl.core.run_record import RunPlan, StalePolicy
 from fray.rl.core.tasks import TaskOrder
@@ -45,6 +48,10 @@ E = TypeVar("E", bound=Enum)
 COLLECTED_ROWS = 16
 """Rows whose samples are collected together, where nothing is trained."""
 WORKERS_PER_PROCESS = 64
+SLOTS = 512
+"""Completions that a server decodes at once."""
+STOP_S = 5.0
+"""Seconds that the update under way, and its checkpoint, have after Ctrl-C; then processes have as long to end."""
 METRICS_FILE = "metrics.jsonl"
 """File of the output directory with the metrics of each update."""
 
@@ -103,6 +110,8 @@ class Run:
         validation_sampling: replaces what episodes ask for in their requests while they validate. Default
             ``{"temperature": 0.0}``, the most probable tokens.
         threads: of torch in each server and in the trainer. Default: 1 for a `TinyLlama`, else as torch takes.
+        deterministic: whether a run in ``sync`` that is interrupted and continues has, bit for bit, the weights of one
+            that is not: each completion is decoded alone, and torch has one thread. Slow. Default False.
         liveness_s: seconds without an answer after which a process (server, trainer, rollouts, data) is taken for
             frozen, ended and started again; a server gets no requests after a quarter of it, at most 5 s. Code that
             blocks the loop of a rollout process for longer is taken for frozen, too. Default 60.
@@ -144,6 +153,7 @@ class Run:
     validation_samples_per_row: int | None = None
     validation_sampling: Mapping[str, Any] = field(factory=lambda: {"temperature": 0.0})
     threads: int | None = None
+    deterministic: bool = False
     liveness_s: float = 60.0
     min_servers: int = 1
     resources: Mapping[str, ResourceConfig] = field(factory=dict)
@@ -156,9 +166,21 @@ class Run:
         self.parts = _parts_of(self)
 
     async def main(self) -> RunResult:
-        """Run on the cluster of ``FRAY_CLUSTER_SPEC`` or ``fray login``; default: processes of this machine."""
+        """Run on the cluster of ``FRAY_CLUSTER_SPEC`` or ``fray login``; default: processes of this machine.
+
+        Ctrl-C and SIGTERM end it after the update under way, which is saved, within 10 s; the second one ends it at
+        once.
+
+        Raises:
+            KeyboardInterrupt: it was ended by Ctrl-C.
+            SystemExit: by SIGTERM.
+            BaseException: as `run_on`.
+        """
         async with open_cluster(_default_spec()) as cluster:
-            return await self.run_on(cluster)
+            result = RunResult()
+            log = _StepLog(result, self)
+            result.status = await _run_until_signal(self._controller(cluster, log), log)
+            return result
 
     async def run_on(self, cluster: Cluster) -> RunResult:
         """Run on an open cluster. All that it starts ends with this call.
@@ -169,17 +191,54 @@ class Run:
             EpisodesFailed: episodes failed in a way at which ``on_error`` ends the run.
             ActorDied: a part of the run failed more often than it may be restarted.
         """
-        directory = self.parts.checkpoints
-        checkpoint = None if directory is None else latest_checkpoint(directory)
-        if checkpoint is not None:
-            check_resumable(checkpoint, self.parts.facts)
         result = RunResult()
-        log = _StepLog(result, self)
-        controller = RunController(
+        result.status = await self._controller(cluster, _StepLog(result, self)).run()
+        return result
+
+    def _controller(self, cluster: Cluster, log: _StepLog) -> RunController:
+        """Return the controller, once the output has been checked."""
+        directory = self.parts.checkpoints
+        if directory is not None:
+            for path in unfinished_checkpoints(directory):
+                log.note(f"ignores {path}: it was not finished")
+            checkpoint = latest_checkpoint(directory)
+            if checkpoint is not None:
+                check_resumable(checkpoint, self.parts.facts)
+        return RunController(
             cluster, self.parts, log.add_step, log.add_samples, log.rewind, log.note, log.add_validation
         )
-        result.status = await controller.run()
-        return result
+
+
+async def _run_until_signal(controller: RunController, log: _StepLog) -> RunStatus:
+    """Run; at SIGINT or SIGTERM end after the update under way. Raises as `Run.main`."""
+    if threading.current_thread() is not threading.main_thread():
+        return await controller.run()
+    received: list[int] = []
+
+    async def end_at_signal(signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
+        received.append(await anext(signals))
+        log.note(f"ends after the update under way (at most {STOP_S:g} s); once more: ends at once")
+        with trio.move_on_after(STOP_S):
+            async with trio.open_nursery() as stopping:
+                stopping.start_soon(controller.stop)
+                await anext(signals)
+                stopping.cancel_scope.cancel()
+        log.note("ends without saving; the next start continues from the last checkpoint")
+        scope.cancel()
+
+    status: RunStatus | None = None
+    # The handlers stay until the actors have ended: a signal must not interrupt that.
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals, single_errors():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(end_at_signal, signals, nursery.cancel_scope)
+            status = await controller.run()
+            nursery.cancel_scope.cancel()
+    if signal.SIGTERM in received:
+        raise SystemExit(128 + signal.SIGTERM)
+    if received:
+        raise KeyboardInterrupt
+    assert status is not None
+    return status
 
 
 def _default_spec() -> str | None:
@@ -209,6 +268,11 @@ def _check_settings(run: Run) -> None:
     if run.rollout_processes is not None and not 1 <= run.rollout_processes <= run.rollout_workers:
         text = f"expected 1 to rollout_workers ({run.rollout_workers})"
         raise InvalidRequest(f"invalid rollout_processes {run.rollout_processes!r}: {text}")
+    if "://" in str(run.output):
+        text = "expected a directory that all machines of the run can write"
+        raise InvalidRequest(f"invalid output {str(run.output)!r}: {text}; copy checkpoints from there to a storage")
+    if run.deterministic and (run.sync != "sync" or run.threads not in (None, 1)):
+        raise InvalidRequest("invalid deterministic True: expected sync='sync' and threads=1 with it")
     if run.min_servers > run.inference_servers:
         text = f"expected 1 to inference_servers ({run.inference_servers})"
         raise InvalidRequest(f"invalid min_servers {run.min_servers!r}: {text}")
@@ -312,7 +376,7 @@ def _parts_of(run: Run) -> RunParts:
     workers = -(-run.rollout_workers // processes)
     sampling = dict(run.validation_sampling)
     episodes = EpisodePlan(_episode_of(run), run.model, workers, run.rollout_timeout_s, run.seed, sampling)
-    threads = run.threads or (None if isinstance(run.model, str) else 1)
+    threads = run.threads or (None if isinstance(run.model, str) and not run.deterministic else 1)
     return RunParts(
         plan,
         rows,
@@ -323,6 +387,8 @@ def _parts_of(run: Run) -> RunParts:
         run.inference_servers,
         weight_sync=WeightSync(run.weight_sync),
         threads=threads,
+        # What a row of a matrix product is rounded to depends on the number of rows: of those that decode together.
+        slots=1 if run.deterministic else SLOTS,
         resources=dict(run.resources),
         output=None if run.output is None else Path(run.output).absolute(),
         save_every=run.save_every,

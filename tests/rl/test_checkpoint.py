@@ -14,6 +14,7 @@ from fray.rl.checkpoint import (
     latest_checkpoint,
     load_record,
     remove_older,
+    unfinished_checkpoints,
     write_state,
 )
 from fray.rl.core.run_record import RunPlan
@@ -68,3 +69,26 @@ def test_a_run_of_other_data_is_refused_with_the_difference(tmp_path: Path) -> N
     check_resumable(found, FACTS)
     with pytest.raises(InvalidRequest, match=r"cannot continue from .*: data is 'xyz', and was 'abc'; choose another"):
         check_resumable(found, {**FACTS, "data": "xyz"})
+
+
+def test_what_was_left_half_written_is_named(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    assert unfinished_checkpoints(tmp_path) == []
+    half = begin_checkpoint(tmp_path, 2)
+    (tmp_path / "global_step_3").mkdir()
+    assert unfinished_checkpoints(tmp_path) == [half, tmp_path / "global_step_3"]
+
+
+def test_a_checkpoint_that_was_being_replaced_is_found(tmp_path: Path) -> None:
+    path = save(tmp_path, 2)
+    path.rename(tmp_path / ".global_step_2.replaced")
+    found = latest_checkpoint(tmp_path)
+    assert found is not None
+    assert found.path == path
+
+
+def test_two_attempts_to_write_a_checkpoint_have_directories_of_their_own(tmp_path: Path) -> None:
+    first = begin_checkpoint(tmp_path, 2)
+    second = begin_checkpoint(tmp_path, 2)
+    assert first != second
+    assert not first.exists()

@@ -165,6 +165,17 @@ async def test_a_lost_trainer_continues_from_a_checkpoint_and_the_lost_one_is_re
     assert (await run.status()).trained == 0
 
 
+async def test_a_run_that_stops_trains_the_batch_that_it_has_and_gets_no_other(autojump_clock: Any) -> None:
+    run = coordinator()
+    grants = await run.take_tasks("w", 4)
+    await run.put_results([delivered(grant) for grant in grants])
+    batch = await run.next_batch(0)
+    await run.stop()
+    assert await run.next_batch(0) == batch
+    await run.finish_update(0, 1)
+    assert await run.next_batch(0) is None
+
+
 async def test_no_task_is_given_out_while_servers_are_missing(autojump_clock: Any) -> None:
     run = coordinator()
     await run.set_routes([], "the run waits for servers: 0 of at least 1 answer")

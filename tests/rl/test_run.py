@@ -64,6 +64,8 @@ def test_workers_are_spread_over_processes() -> None:
         ({"rollout_workers": 0}, "invalid rollout_workers 0: expected 1 or more"),
         ({"rollout_processes": 65}, "invalid rollout_processes 65: expected 1 to rollout_workers (64)"),
         ({"min_servers": 2}, "invalid min_servers 2: expected 1 to inference_servers (1)"),
+        ({"deterministic": True, "sync": "fully-async"}, "invalid deterministic True: expected sync='sync'"),
+        ({"output": "gs://bucket/run"}, "invalid output 'gs://bucket/run': expected a directory that all machines"),
         ({"liveness_s": 0.0}, "invalid liveness_s 0.0: expected seconds above 0"),
         ({"on_error": "stop"}, "invalid on_error 'stop'; expected one of"),
         ({"resources": {"servers": None}}, "invalid key 'servers' of resources; expected trainer, server or rollout"),

@@ -110,6 +110,13 @@ def processes(title: str) -> list[int]:
     return [pid for pid in found if is_below(pid)]
 
 
+def read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # the process has ended, or is another user's
+        return b""
+
+
 @pytest.mark.parametrize("sync", ["sync", "batch-async", "fully-async"])
 def test_a_run_learns_and_every_sample_is_accounted_for(sync: str) -> None:
     result = trio.run(run(12, sync=sync).main)
@@ -257,6 +264,49 @@ def test_a_driver_that_was_killed_leaves_nothing_and_the_next_one_continues(tmp_
     assert "continues after step 4" in done.stderr
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, 10))
+
+
+def test_a_run_ends_at_a_signal_with_what_it_has_done_and_leaves_nothing(tmp_path: Path) -> None:
+    program = Path(__file__).parents[2] / "examples" / "rl_digits.py"
+    command = [sys.executable, str(program), "--steps", "500", "--groups", "--output", str(tmp_path / "out")]
+    mark = f"FRAY_TEST_MARK={tmp_path}"
+    environment = {**os.environ, "FRAY_TEST_MARK": str(tmp_path)}
+    first = 0
+    for number, code in ((signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 128 + signal.SIGTERM)):
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+            assert process.stderr is not None
+            shown = []
+            for line in process.stderr:
+                shown.append(line)
+                if f"step {first + 3}/500" in line:
+                    process.send_signal(number)
+        assert process.returncode in (code, 130), "".join(shown)
+        assert any("ends after the update under way" in line for line in shown)
+        if first:
+            assert any(f"continues after step {first}" in line for line in shown)
+        checkpoint = latest_checkpoint(tmp_path / "out" / "checkpoints")
+        assert checkpoint is not None
+        steps = [re.search(r"step (\d+)/500", line) for line in shown]
+        assert checkpoint.step == max(int(step[1]) for step in steps if step) > first
+        first = checkpoint.step
+        assert [path for path in Path("/proc").glob("[0-9]*/environ") if mark.encode() in read_bytes(path)] == []
+
+
+def test_a_deterministic_run_whose_trainer_was_killed_has_the_weights_of_one_that_was_not(tmp_path: Path) -> None:
+    def kill(metrics: dict[str, float]) -> None:
+        if metrics["step"] == 4 and metrics["line"] == 0:
+            for pid in processes(NAMES["trainer"]):
+                os.kill(pid, signal.SIGKILL)
+
+    found = []
+    for name, on_step in (("straight", None), ("killed", kill)):
+        output = tmp_path / name
+        result = trio.run(run(6, deterministic=True, output=output, save_every=3, on_step=on_step).main)
+        times = ("elapsed_s", "seconds", "tokens_per_s", "line")
+        metrics = [{key: value for key, value in step.items() if key not in times} for step in result.steps]
+        found.append((metrics, (output / "checkpoints/global_step_6/model/model.safetensors").read_bytes()))
+    assert found[0][0] == found[1][0]
+    assert found[0][1] == found[1][1]
 
 
 def test_a_run_of_other_data_is_refused_before_anything_starts(tmp_path: Path) -> None:
