@@ -1,0 +1,62 @@
+"""Driver of one run of a campaign of kills: ``python -m bench.faults.rl_driver OUTPUT MODE STEPS``.
+
+Continues from what is in OUTPUT. Its last line is the status of the run as JSON.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import attrs
+import trio
+
+from fray import rl
+
+GROUPS, GROUP_SIZE, THRESHOLD, SAVE_EVERY = 4, 4, 2, 5
+LIVENESS_S = 4.0
+SERVERS = 2
+
+
+async def solve(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
+    """Roll out two turns, with a pause between them in which the weights may change."""
+    first = await llm.completion(task["prompt"], max_tokens=2, ignore_eos=True)
+    await trio.sleep(0.02)
+    last = await llm.completion([*first.prompt_ids, *first.token_ids], max_tokens=2, ignore_eos=True)
+    return rl.score(last, reward=float(last.text.startswith("1")))
+
+
+def run_of(output: Path, mode: str, steps: int) -> rl.Run:
+    """Return the run."""
+    rows = [{"prompt": f"{''.join(digits)}>"} for digits in itertools.product("0123456789", repeat=2)]
+    return rl.Run(
+        model=rl.TinyLlama(layers=1, width=16, mlp=32),
+        data=rows,
+        rollout=solve,
+        trainer=rl.GRPO(groups=GROUPS, group_size=GROUP_SIZE, lr=1e-2, steps=steps),
+        rollout_workers=GROUPS * GROUP_SIZE,
+        rollout_processes=2,
+        inference_servers=SERVERS,
+        sync=mode,
+        staleness_threshold=THRESHOLD,
+        output=output,
+        save_every=SAVE_EVERY,
+        keep_checkpoints=True,
+        liveness_s=LIVENESS_S,
+    )
+
+
+def main() -> None:
+    # By its name, and not as part of this program: the nodes import it.
+    from bench.faults.rl_driver import run_of as make
+
+    status = trio.run(make(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])).main).status
+    assert status is not None
+    print(json.dumps(attrs.asdict(status)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
