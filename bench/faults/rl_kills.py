@@ -74,6 +74,10 @@ class RlLab(Lab):
         os.environ["FRAY_CLUSTER_SPEC"] = self.spec
         self._run("driver", "bench.faults.rl_driver", str(output), mode, str(steps))
 
+    def has_missed_controller(self) -> bool:
+        """Return whether the driver ended because it could not connect."""
+        return "fray.errors.Unreachable" in (self.directory / "driver.log").read_text()[-2_000:]
+
     def status_of_run(self) -> dict[str, Any] | None:
         """Return the last status of the run; None if its driver ended without one."""
         lines = (self.directory / "driver.log").read_text().splitlines()
@@ -143,7 +147,7 @@ class RlCampaign:
         status = self.lab.status_of_run()
         if patience.cancelled_caught or status is None:
             self.broken.append(f"{where}: not done within {LIMIT_S:g} s; its log is driver.log")
-            self.lab.kill("driver")
+            self.end_daemon("driver")
             return
         max_age = 0 if mode == "sync" else THRESHOLD
         found = broken_promises(output, status, self.steps, GROUPS * GROUP_SIZE, max_age)
@@ -159,9 +163,12 @@ class RlCampaign:
                 await self.lab.wait_reachable()
                 self.lab.start_run(output, mode, self.steps)
             elif (code := driver.poll()) is not None:
+                self.lab.kill("driver")
+                # It was started just when the controller was lost.
+                if code and self.lab.has_missed_controller():
+                    continue
                 if code:
                     self.broken.append(f"run {len(self.runs)} ({mode}): its driver failed; its log is driver.log")
-                self.lab.kill("driver") if "driver" in self.lab.running else None
                 return
             await trio.sleep(0.1)
 
