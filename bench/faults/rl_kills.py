@@ -44,12 +44,12 @@ WEIGHTS = {"rollout": 20, "server": 20, "trainer": 12, "pool": 12, "node": 8, "d
 FROZEN_SHARE = 0.35
 """Share of the victims that are frozen and not killed."""
 PAUSE_S = (0.2, 4.0)
-"""Between two kills."""
+"""Seconds between two kills."""
 CUT_OFF_S = (1.0, 9.0)
-"""Time for which a node is frozen."""
+"""Seconds for which a node is frozen."""
 SUSPECT_S = 3.0
 LIMIT_S = 240.0
-"""Time in which a run must end, after its last kill, too."""
+"""Seconds in which a run must end, its kills included."""
 MODES = ("sync", "batch-async", "fully-async")
 
 
