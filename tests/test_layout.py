@@ -322,9 +322,10 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("recipe", "tensors"),
         ("inference", "messages"),
         ("gateway",),
-        ("coordinator", "rollout", "trainer_process"),
+        ("coordinator", "records", "rollout", "trainer_process"),
         ("controller", "rollout_worker"),
         ("run",),
+        ("recipe.run_recipe",),
     ),
     "runtime": (
         (

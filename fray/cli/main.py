@@ -63,6 +63,8 @@ def _run(options: argparse.Namespace) -> int:
 
     module, _, verb = options.verb.partition(":")
     run_verb = getattr(import_module(f"fray.cli.{module}"), verb)
+    if options.opens == "a loop":
+        return int(run_verb(options))
     if options.opens == "itself":
         return int(trio.run(run_verb, options))
 

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from fray.cli.parsing import Parser, Verbs, one_job, verb, verb_group
+from fray.cli.rl.options import add_rl
 from fray.cli.run_options import add_run, add_what_if
 
 STATES = ("pending", "running", "succeeded", "failed", "stopped")
@@ -49,7 +50,8 @@ def parser_of() -> Parser:
     about_shares = (_queue, _usage)
     about_machines = (_nodes, _node, _machine_groups, _scale, _cordon, _uncordon, _drain, _reservations, _reservation)
     about_people = (_login, _logout, _user, _key, _namespace, _audit)
-    for add in (*about_jobs, *about_shares, *about_machines, _token, _ca, _actors, _doctor, _backup, *about_people):
+    about_cluster = (_token, _ca, _actors, _doctor, _backup)
+    for add in (*about_jobs, *about_shares, *about_machines, add_rl, *about_cluster, *about_people):
         add(verbs)
     return parser
 

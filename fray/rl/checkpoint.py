@@ -108,10 +108,16 @@ def remove_older(directory: Path, keep: Path) -> None:
 
 def latest_checkpoint(directory: Path) -> RunCheckpoint | None:
     """Return the checkpoint with the most updates; None if there is none that is complete."""
-    for path, step in sorted(_found(directory), key=lambda one: -one[1]):
-        if _is_complete(path):
-            return RunCheckpoint(path, step, json.loads((path / STATE_FILE).read_text(encoding="utf-8")))
-    return None
+    return next(reversed(complete_checkpoints(directory)), None)
+
+
+def complete_checkpoints(directory: Path) -> list[RunCheckpoint]:
+    """Return the complete checkpoints, in the order of their updates."""
+    return [
+        RunCheckpoint(path, step, json.loads((path / STATE_FILE).read_text(encoding="utf-8")))
+        for path, step in sorted(_found(directory), key=lambda one: one[1])
+        if _is_complete(path)
+    ]
 
 
 def check_resumable(checkpoint: RunCheckpoint, facts: Mapping[str, Any]) -> None:

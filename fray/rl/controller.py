@@ -41,6 +41,7 @@ from fray.rl.inference.model_engine import ModelEngine
 from fray.rl.inference.server import InferenceServer
 from fray.rl.messages import FailureReport, RunStatus, ServerRoute, ValidationResult, repeatable
 from fray.rl.model_spec import ModelSpec
+from fray.rl.records.run_files import STATUS_PERIOD_S, RunRecorder
 from fray.rl.rollout.process import EpisodePlan, RolloutProcess
 from fray.rl.train.errors import EpisodesFailed
 from fray.rl.train.settings import GRPO
@@ -95,6 +96,8 @@ class RunParts:
         keep_checkpoints: keep all of them, and not the last one alone.
         liveness_s: seconds without an answer after which a process is ended and started again.
         min_servers: inference servers without which no task is given out.
+        name: of the run, for those who look for it.
+        env_vars: variables of the environment of its processes.
         facts: about data, model and trainer, which must be equal for a run to continue from a checkpoint.
         validation_rows: the data of the plan's validations.
     """
@@ -118,6 +121,8 @@ class RunParts:
     min_servers: int = 1
     facts: dict[str, Any] = field(factory=dict)
     validation_rows: Sequence[dict[str, Any]] = ()
+    name: str = "rl"
+    env_vars: dict[str, str] = field(factory=dict)
 
     @property
     def checkpoints(self) -> Path | None:
@@ -193,11 +198,15 @@ class RunController:
             self._cancel_scope.cancel()
 
     async def _run(self) -> RunStatus:
+        with RunRecorder(self._parts) as recorder:
+            return await self._run_recorded(recorder)
+
+    async def _run_recorded(self, recorder: RunRecorder) -> RunStatus:
         parts = self._parts
         if parts.weight_files is not None:
             # Of a run that was killed.
             await trio.to_thread.run_sync(partial(shutil.rmtree, parts.weight_files, ignore_errors=True))
-        async with self._cluster.open_scope("rl-run") as scope:
+        async with self._cluster.open_scope("rl-run", env_vars=parts.env_vars) as scope:
             # Without a journal, a coordinator that is restarted would have forgotten the run.
             restarts = 0 if parts.output is None else RESTARTS
             host = await scope.create_host("rl-main", max_restarts=restarts, health=self._health())
@@ -220,17 +229,25 @@ class RunController:
                 nursery.start_soon(self._sync_weights)
                 nursery.start_soon(self._release_weights)
                 nursery.start_soon(self._say_missing)
+                nursery.start_soon(self._record_status, recorder)
                 for index in range(parts.servers):
                     nursery.start_soon(self._keep_server, scope, f"server-{index}")
                 for _ in range(parts.processes):
                     nursery.start_soon(self._keep_rollout_process, scope)
                 await (self._collect() if parts.trainer is None else self._train_and_validate(scope, parts.trainer))
                 status: RunStatus = await self._ask("status")
+                recorder.write(status, self._fleet.servers.values())
                 nursery.cancel_scope.cancel()
             return status
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
         return await repeatable(self._coordinator, method)(*arguments)
+
+    async def _record_status(self, recorder: RunRecorder) -> None:
+        """Write what the run does, for those who look from other processes."""
+        while recorder.is_on:
+            recorder.write(await self._ask("status"), self._fleet.servers.values())
+            await trio.sleep(STATUS_PERIOD_S)
 
     async def _follow_coordinator(self) -> None:
         """Send the table of servers to each coordinator that starts."""

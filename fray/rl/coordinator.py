@@ -275,7 +275,7 @@ class Coordinator:
         """Return what the run does and waits for."""
         state, counts = self._state, self._state.record.counts
         return RunStatus(
-            state.wait_reason() if state.is_done else self._servers_missing or state.wait_reason(),
+            ("" if state.is_done else self._servers_missing) or state.wait_reason(trio.current_time()),
             state.record.weights.line.current,
             state.record.weights.rollout,
             counts.issued,
@@ -295,6 +295,7 @@ class Coordinator:
             return "re-rollout"
         if result.failure:
             self._last_failure = f"{result.failure}: {result.detail}" if result.detail else result.failure
+            self._note_failure(result)
             self._state.fail(result.lease, result.failure)
             return "fail"
         lease = self._state.lease(result.lease)
@@ -305,6 +306,12 @@ class Coordinator:
             for run, sample in enumerate(result.samples)
         ]
         return self._state.put(result.lease, samples, [sample.key for sample in result.samples]).value
+
+    def _note_failure(self, result: TaskResult) -> None:
+        lease = self._state.lease(result.lease)
+        if self._journal is not None and lease is not None:
+            number = self._state.record.weights.line.number + 1
+            self._journal.note_failure(number, lease.task.task_id, result.failure, result.detail)
 
     def _check_line(self, line: int) -> None:
         current = self._state.record.weights.line.current.incarnation

@@ -6,11 +6,13 @@ that were accepted are in it with their trajectories: it is also what `fray.rl` 
 
 from __future__ import annotations
 
+import json
 import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from fray.rl.core.journal import BatchTrained, Entry
 from fray.rl.core.run_record import RunPlan, RunRecord
@@ -18,6 +20,9 @@ from fray.rl.core.run_state import RunState
 from fray.runtime.serialization.pickling import dumps_plain, loads
 
 _HEAD = struct.Struct("<II")
+FAILURES_FILE = "failures.jsonl"
+FAILURES_LIMIT_BYTES = 64 << 20
+"""Length of the file of failures, after which no more are noted: their reasons are counted all the same."""
 RECORD_LIMIT_BYTES = 1 << 30
 """Length beyond which a record is taken for damaged."""
 
@@ -117,6 +122,16 @@ class RunJournal:
         self._open(number + 1)
         self.begin(record)
 
+    def note_failure(self, number: int, task_id: str, reason: str, detail: str) -> None:
+        """Note an attempt that failed, for those who look; recovery does without it.
+
+        Args:
+            number: of the update for which it was rolled out.
+        """
+        with (self._directory / FAILURES_FILE).open("a", encoding="utf-8") as file:
+            if file.tell() < FAILURES_LIMIT_BYTES:
+                file.write(json.dumps({"step": number, "task": task_id, "reason": reason, "detail": detail}) + "\n")
+
     def _open(self, step: int) -> None:
         if self._file is not None:
             self._file.close()
@@ -138,6 +153,13 @@ def read_journal(path: Path, offset: int = 0) -> list[Entry]:
         offset: byte at which a record begins; those before it are left out.
     """
     return [entry for content in _records(path, offset) for entry in loads(content)]
+
+
+def read_failures(directory: Path) -> list[dict[str, Any]]:
+    """Return the failures in a directory, as `RunJournal.note_failure` wrote them."""
+    path = directory / FAILURES_FILE
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
 
 
 def _records(path: Path, offset: int = 0) -> Iterator[bytes]:

@@ -116,6 +116,8 @@ class Run:
             frozen, ended and started again; a server gets no requests after a quarter of it, at most 5 s. Code that
             blocks the loop of a rollout process for longer is taken for frozen, too. Default 60.
         min_servers: inference servers that must answer; with fewer, no task is given out. Default 1.
+        name: by which `fray rl top` finds the run. Default: that of the output directory.
+        env_vars: variables of the environment of all its processes. Default none beside those that they have anyway.
         resources: what each ``"trainer"``, ``"server"`` and ``"rollout"`` process reserves. Default nothing.
         on_step: called in this process with the metrics of each update.
         on_validation: called in this process with the metrics of each validation.
@@ -156,6 +158,8 @@ class Run:
     deterministic: bool = False
     liveness_s: float = 60.0
     min_servers: int = 1
+    name: str | None = None
+    env_vars: Mapping[str, str] = field(factory=dict)
     resources: Mapping[str, ResourceConfig] = field(factory=dict)
     on_step: Callable[[dict[str, float]], object] | None = None
     on_validation: Callable[[dict[str, float]], object] | None = None
@@ -391,6 +395,8 @@ def _parts_of(run: Run) -> RunParts:
         slots=1 if run.deterministic else SLOTS,
         resources=dict(run.resources),
         output=None if run.output is None else Path(run.output).absolute(),
+        name=run.name or ("rl" if run.output is None else Path(run.output).absolute().name),
+        env_vars=dict(run.env_vars),
         save_every=run.save_every,
         liveness_s=run.liveness_s,
         min_servers=run.min_servers,

@@ -319,8 +319,8 @@ class RunState:
         leased = self._leases.samples + self._validation_leases.samples
         return waiting + leased + len(record.store.samples) + len(record.batch_samples)
 
-    def wait_reason(self) -> str:
-        """Return what the trainer waits for, in one line."""
+    def wait_reason(self, now: float | None = None) -> str:
+        """Return what the trainer waits for, in one line; with the time ``now``, how long the slowest task takes."""
         record = self.record
         if self.is_finished:
             return "the run is done"
@@ -337,7 +337,8 @@ class RunState:
         )
         text = f"the trainer waits: {have} of {want} groups"
         if oldest := min(self.leases, key=lambda lease: lease.expires_at, default=None):
-            text += f"; slowest: task {oldest.task.task_id} of {oldest.worker}"
+            age = "" if now is None else f", {now - oldest.expires_at + record.plan.lease_s:.0f} s,"
+            text += f"; slowest: task {oldest.task.task_id}{age} of {oldest.worker}"
         return text
 
     # Decisions

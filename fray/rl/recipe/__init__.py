@@ -6,4 +6,5 @@ See docs/rl-recipes.md. Upwards:
 - `typed`: converts them to classes; an error has the path of its key.
 - `user_files`: functions and classes by ``file.py:name``.
 - `guide_config`: the keys of NexRL's guide.
+- `run_recipe`: the keys of `fray.rl.Run`.
 """

@@ -54,6 +54,13 @@ def expected_one_of(found: object, names: Iterable[object]) -> str:
     return f"found {found!r}; expected one of {listed}{near_text(str(found), map(str, names))}"
 
 
+def is_plain(kind: Any) -> bool:
+    """Return whether values of a type are checked here; others are for the class that takes them."""
+    if _is_optional(kind):
+        return is_plain(next(one for one in get_args(kind) if one is not type(None)))
+    return kind in (bool, int, float, str) or get_origin(kind) in (Literal, tuple, Mapping, dict) or _is_limited(kind)
+
+
 def _problems(error: BaseException, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(error, ForbiddenExtraKeysError):
         names = [attribute.name for attribute in fields(error.cl) if attribute.init]
@@ -74,7 +81,7 @@ def _problems(error: BaseException, path: str) -> Iterator[tuple[str, str]]:
         for other in others:
             yield from _problems(other, path)
     elif isinstance(error, KeyError):
-        yield _join(path, str(error.args[0])), "missing; it has no default"
+        yield path, "missing; it has no default"
     else:
         yield path, str(error)
 

@@ -63,7 +63,7 @@ def _load_file(path: Path) -> Any:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise InvalidRequest(f"{path} raised {_with_line(error)}") from error
+        raise InvalidRequest(f"{path} raised {_with_line(error, str(path))}") from error
     finally:
         del sys.modules[name]
     _LOADED[name] = module
@@ -77,11 +77,12 @@ def _load_module(name: str) -> Any:
         raise InvalidRequest(f"importing {name} raised {_with_line(error)}") from error
 
 
-def _with_line(error: BaseException) -> str:
-    """Return the error and where it was raised, outside the machinery of imports."""
+def _with_line(error: BaseException, file: str = "") -> str:
+    """Return the error and where it was raised: in ``file``, else in the last frame that is not of imports."""
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):
         return text
     frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith("<frozen")]
-    last = frames[-1] if frames else None
+    own = [one for one in frames if one.filename == file]
+    last = next(reversed(own or frames), None)
     return f"{text} (line {last.lineno} of {last.filename}: {last.line})" if last is not None else text

@@ -1,0 +1,6 @@
+"""Verbs ``fray rl …``: runs of reinforcement learning, from recipes, and a look at them.
+
+- `options`: options of the verbs.
+- `start`: ``fray rl run``.
+- `look`: ``fray rl top``, ``show``, ``replay`` and ``ls``.
+"""

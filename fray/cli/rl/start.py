@@ -1,0 +1,121 @@
+"""``fray rl run``: a run from its recipe, or what it would start."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from importlib.util import find_spec
+from typing import Any
+
+import trio
+
+from fray.cli.formatting import fields, table
+from fray.cli.output import note, say, say_json
+from fray.errors import InvalidRequest
+from fray.model.resources import ResourceConfig
+from fray.model.text import byte_size_text
+
+NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "omegaconf")
+"""Packages of ``fray[rl]`` without which no recipe runs."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run ``fray rl run``."""
+    check_extra(("omegaconf",) if options.dry else NEEDED)
+    from fray.rl.recipe.guide_config import guide_config, is_guide_config
+    from fray.rl.recipe.run_recipe import run_of, source_env_file
+    from fray.rl.recipe.sources import read_settings
+
+    if options.cluster:
+        os.environ["FRAY_CLUSTER_SPEC"] = options.cluster
+    if options.token_file:
+        os.environ["FRAY_TOKEN_FILE"] = options.token_file
+    variables = source_env_file(options.recipe)
+    settings = read_settings(options.recipe, options.overrides)
+    if is_guide_config(settings.values):
+        return _run_guide(guide_config(settings), options)
+    run = run_of(settings, env_vars={**(settings.values.get("env_vars") or {}), **variables})
+    if options.dry:
+        _print_plan(settings.values, processes_of(run.parts), options.json)
+        return 0
+    result = trio.run(run.main)
+    if options.json:
+        say_json({"steps": result.steps, "status": result.status})
+    elif run.output is not None:
+        note(f"run {run.parts.name}: {len(result.steps)} steps; output in {run.parts.output}")
+    return 0
+
+
+def check_extra(packages: tuple[str, ...]) -> None:
+    """Raise InvalidRequest if one of the packages is missing."""
+    if missing := [name for name in packages if find_spec(name) is None]:
+        raise InvalidRequest(f"this needs {', '.join(missing)}: pip install 'fray[rl]'")
+
+
+def processes_of(parts: Any) -> list[dict[str, Any]]:
+    """Return the processes that a run starts: their part, number, what each does, and what each reserves."""
+    found: list[dict[str, Any]] = [{"part": "coordinator", "count": 1, "does": "data, groups, versions"}]
+    if parts.trainer is not None:
+        found.append({"part": "trainer", "count": 1, "does": f"updates {_model_text(parts.model)}"})
+    found.append({"part": "server", "count": parts.servers, "does": f"generates with {_model_text(parts.model)}"})
+    workers = parts.episodes.workers
+    found.append({"part": "rollout", "count": parts.processes, "does": f"{workers} episodes at once"})
+    return [{**one, "reserves": _reserved_text(parts.resources.get(one["part"]))} for one in found]
+
+
+def _model_text(model: object) -> str:
+    return model if isinstance(model, str) else type(model).__name__
+
+
+def _reserved_text(wanted: ResourceConfig | None) -> str:
+    if wanted is None:
+        return "nothing"
+    device = type(wanted.device).__name__.removesuffix("Config").lower()
+    variant, count = getattr(wanted.device, "variant", ""), getattr(wanted.device, "count", 1)
+    accelerator = [] if device == "cpu" else [f"{count} {device} {variant}".rstrip()]
+    memory = wanted.memory
+    amount = [] if memory is None else [f"{memory if isinstance(memory, str) else byte_size_text(memory)} memory"]
+    return ", ".join([*accelerator, f"{wanted.cpu:g} CPU{'s' * (wanted.cpu != 1)}", *amount])
+
+
+def _print_plan(settings: dict[str, Any], processes: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        say_json({"recipe": settings, "processes": processes})
+        return
+    rows = [[one["part"], str(one["count"]), one["reserves"], one["does"]] for one in processes]
+    say([*fields(list(_flat(settings))), "", *table(["PROCESS", "COUNT", "EACH RESERVES", "DOES"], rows)])
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> Any:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            # No secret in what is printed and pasted elsewhere.
+            yield f"{prefix}{key}", "***" if "api_key" in key and value else str(value)
+
+
+def _run_guide(config: Any, options: argparse.Namespace) -> int:
+    from fray import rl
+
+    controller: Any = getattr(rl, "NexRLController", None)
+    if controller is None:
+        raise InvalidRequest("recipes in the words of NexRL's guide need NexRLController, which this release lacks")
+    if options.dry:
+        from attrs import asdict
+
+        service = config.service.inference_service
+        rows = [
+            {"part": "trainer", "count": 1, "does": config.trainer.type, "reserves": "nothing"},
+            {"part": "server", "count": service.servers, "does": service.backend, "reserves": "nothing"},
+            {
+                "part": "rollout",
+                "count": config.rollout_worker.processes or 1,
+                "does": f"{config.rollout_worker.num_workers} workers in all",
+                "reserves": "nothing",
+            },
+        ]
+        _print_plan(asdict(config, filter=lambda one, value: one.init and value is not None), rows, options.json)
+        return 0
+    controller(config).run()
+    return 0

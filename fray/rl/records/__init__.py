@@ -1,0 +1,6 @@
+"""Files of a run for those who look at it: what it does now, and what was trained in each update.
+
+- `run_files`: settings and status in the output directory, and the runs of this machine by name.
+- `steps`: the groups of an update, from the journal, and what failed.
+- `replay`: updates that are done again from their groups.
+"""

@@ -1,0 +1,57 @@
+"""Updates of a run, done again from the groups that its journal has: no server and no other process is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from attrs import frozen
+
+from fray.errors import InvalidRequest
+from fray.rl.checkpoint import complete_checkpoints
+from fray.rl.records.run_files import read_metrics, read_settings_of
+from fray.rl.records.steps import read_step
+
+
+@frozen
+class ReplayedStep:
+    """Metrics of an update that was done again, and those recorded of it."""
+
+    number: int
+    metrics: dict[str, float]
+    recorded: dict[str, float]
+
+
+def replay(output: Path, number: int) -> Iterator[ReplayedStep]:
+    """Do updates again up to ``number``, from the last checkpoint before it, or from the model.
+
+    Needs torch; nothing of the run is changed.
+
+    Args:
+        output: directory of the run.
+        number: of the last update.
+
+    Raises:
+        InvalidRequest: the run had no trainer, or a step or the checkpoint that it needs is missing.
+    """
+    settings = read_settings_of(output)
+    if settings.trainer is None:
+        raise InvalidRequest(f"{output} has no updates: its run collected samples")
+    checkpoints = [one for one in complete_checkpoints(output / "checkpoints") if one.step < number]
+    first = checkpoints[-1].step + 1 if checkpoints else 1
+    # Missing ones are known before the first update, which may take long.
+    for step in range(first, number + 1):
+        read_step(output, step)
+
+    from fray.rl.tensors.language_model import hide_progress, load_model, set_threads
+    from fray.rl.tensors.policy_trainer import PolicyTrainer
+
+    hide_progress()
+    if settings.threads is not None:
+        set_threads(settings.threads)
+    trainer = PolicyTrainer(load_model(settings.model, settings.trainer.dtype), settings.trainer)
+    if checkpoints:
+        trainer.load(checkpoints[-1].model)
+    recorded = {int(one["step"]): one for one in read_metrics(output)}
+    for step in range(first, number + 1):
+        yield ReplayedStep(step, trainer.update(read_step(output, step).trajectories), recorded.get(step, {}))

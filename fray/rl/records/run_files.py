@@ -1,0 +1,199 @@
+"""Settings and status of a run, in its output directory, and the runs of this user by name.
+
+Status is a file and not an actor's answer: who can read the output can look, on a cluster too, when the
+run has ended, and when it hangs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from attrs import asdict, frozen
+
+from fray.errors import InvalidRequest
+from fray.model.text import near_text
+from fray.rl.core.server_states import ServerRecord
+from fray.rl.messages import RunStatus
+from fray.rl.model_spec import ModelSpec
+from fray.rl.train.settings import GRPO
+from fray.runtime.serialization.pickling import dumps, loads
+
+STATUS_FILE, SETTINGS_FILE, METRICS_FILE, JOURNAL_DIRECTORY = "status.json", "run.pickle", "metrics.jsonl", "rollouts"
+STATUS_PERIOD_S = 1.0
+"""Seconds between two writes of the status."""
+_NAME = re.compile(r"[\w.-]+")
+
+
+@frozen
+class RunSettings:
+    """Settings of a run that an update of it needs."""
+
+    name: str
+    model: ModelSpec
+    trainer: GRPO | None
+    threads: int | None
+
+
+class RecordedParts(Protocol):
+    """The parts of a run that are recorded: `fray.rl.controller.RunParts`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def output(self) -> Path | None: ...
+    @property
+    def model(self) -> ModelSpec: ...
+    @property
+    def trainer(self) -> GRPO | None: ...
+    @property
+    def threads(self) -> int | None: ...
+
+
+class RunRecorder:
+    """Writes the settings of a run at its start, its status meanwhile, and how it ended.
+
+    Args:
+        parts: without an output, nothing is written.
+    """
+
+    def __init__(self, parts: RecordedParts) -> None:
+        self._parts, self._output = parts, parts.output
+        self._status: dict[str, Any] = {
+            "name": parts.name,
+            "state": "running",
+            "error": "",
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "started_at": time.time(),
+            "steps": None if parts.trainer is None else parts.trainer.steps,
+        }
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether anything is written."""
+        return self._output is not None
+
+    def __enter__(self) -> RunRecorder:
+        parts, output = self._parts, self._output
+        if output is not None:
+            output.mkdir(parents=True, exist_ok=True)
+            settings = RunSettings(parts.name, parts.model, parts.trainer, parts.threads)
+            _write(output / SETTINGS_FILE, dumps(settings, "the settings of the run"))
+            _register(parts.name, output)
+            self._write()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        # A cancelled run has been stopped; an error alone is a failure.
+        state = "done" if error is None else "failed" if isinstance(error, Exception) else "stopped"
+        self._status |= {"state": state, "error": "" if error is None else f"{type(error).__name__}: {error}"}
+        self._write()
+
+    def write(self, status: RunStatus, servers: Iterable[ServerRecord]) -> None:
+        """Write the status."""
+        names = {"version": str(status.version), "rollout_version": str(status.rollout_version)}
+        listed = [
+            {"name": one.name, "state": one.state.value, "version": None if one.version is None else str(one.version)}
+            for one in servers
+        ]
+        self._status |= {**asdict(status, recurse=False), **names, "step": status.version.number, "servers": listed}
+        self._write()
+
+    def _write(self) -> None:
+        if self._output is not None:
+            content = json.dumps({**self._status, "written_at": time.time()}, indent=2, default=str)
+            _write(self._output / STATUS_FILE, content.encode() + b"\n")
+
+
+def _write(file: Path, content: bytes) -> None:
+    unfinished = file.with_name(f"{file.name}.new")
+    unfinished.write_bytes(content)
+    unfinished.rename(file)
+
+
+def read_settings_of(output: Path) -> RunSettings:
+    """Return the settings of the run with an output directory. Raises InvalidRequest if it has none."""
+    file = output / SETTINGS_FILE
+    if not file.is_file():
+        raise InvalidRequest(f"{output} is not the output of a run: it has no {SETTINGS_FILE}")
+    settings: RunSettings = loads(file.read_bytes())
+    return settings
+
+
+def read_status(output: Path) -> dict[str, Any]:
+    """Return the status of the run with an output directory, as it was written last.
+
+    Beside the fields of `RunStatus`: ``name``, ``state`` (running, done, failed, stopped), ``error``, ``servers``,
+    ``host``, ``pid``, ``step``, ``steps`` and times. ``metrics`` are those of the last update.
+
+    Raises:
+        InvalidRequest: it has none.
+    """
+    file = output / STATUS_FILE
+    if not file.is_file():
+        raise InvalidRequest(f"{output} is not the output of a run: it has no {STATUS_FILE}")
+    status: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    metrics: dict[str, Any] = {}
+    for metrics in read_metrics(output):  # noqa: B007 (the last one)
+        pass
+    return {**status, "metrics": metrics, "output": str(output)}
+
+
+def read_metrics(output: Path) -> Iterator[dict[str, Any]]:
+    """Return the metrics of each update, in order."""
+    file = output / METRICS_FILE
+    if file.is_file():
+        for line in file.read_text(encoding="utf-8").splitlines():
+            # The last line may be written right now. Those of validations have other keys.
+            found = json.loads(line) if line.endswith("}") else {}
+            if "reward_mean" in found:
+                yield found
+
+
+def find_output(run: str) -> Path:
+    """Return the output directory of a run, by its name or by the directory itself.
+
+    Raises:
+        InvalidRequest: there is no such run.
+    """
+    directory = Path(run).absolute()
+    if (directory / STATUS_FILE).is_file():
+        return directory
+    known = dict(named_outputs())
+    if run not in known:
+        listed = f"; runs here: {', '.join(sorted(known))}" if known else ""
+        near = near_text(run, known) or listed
+        raise InvalidRequest(f"there is no run {run!r}, and no output directory of that name{near}")
+    return known[run]
+
+
+def named_outputs() -> list[tuple[str, Path]]:
+    """Return name and output of the runs that this user started here, oldest first; those that are removed are not."""
+    found = []
+    for file in sorted(_registry().glob("*"), key=lambda each: each.stat().st_mtime):
+        output = Path(file.read_text(encoding="utf-8"))
+        if (output / STATUS_FILE).is_file():
+            found.append((file.name, output))
+        else:
+            file.unlink(missing_ok=True)
+    return found
+
+
+def _registry() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "fray" / "rl-runs"
+
+
+def _register(name: str, output: Path) -> None:
+    try:
+        _registry().mkdir(parents=True, exist_ok=True)
+        _write(_registry() / "_".join(_NAME.findall(name)), str(output).encode())
+    except OSError:
+        # A home that cannot be written: the run is found by its directory.
+        pass

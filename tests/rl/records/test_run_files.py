@@ -1,0 +1,87 @@
+"""A run writes what it does, and is found by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fray import rl
+from fray.cli.rl.look import status_lines
+from fray.errors import InvalidRequest
+from fray.rl.core.server_states import ServerEvent, ServerRecord
+from fray.rl.core.versions import VersionName
+from fray.rl.journal_file import RunJournal, read_failures
+from fray.rl.messages import RunStatus
+from fray.rl.records.run_files import RunRecorder, find_output, named_outputs, read_settings_of, read_status
+from fray.rl.run import Run
+
+STATUS = RunStatus(
+    waits_for="the trainer waits: 12 of 32 groups; slowest: task 0-81-0, 41 s, of w",
+    version=VersionName(0, 7),
+    rollout_version=VersionName(0, 6),
+    issued=20,
+    trained=10,
+    validated=0,
+    open=8,
+    dropped={"timeout": 2},
+    repeated={},
+    last_failure="Traceback\nKeyError: 'answer'",
+)
+
+
+async def solve(task: dict[str, object], llm: rl.LLM) -> rl.Score:
+    raise NotImplementedError
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    data, trainer = [{"prompt": "1"}], rl.GRPO(groups=1, group_size=2, steps=40)
+    return Run(model=rl.TinyLlama(), data=data, rollout=solve, trainer=trainer, output=tmp_path / "digits")
+
+
+def test_a_run_is_found_by_its_name(run: Run, tmp_path: Path) -> None:
+    with RunRecorder(run.parts) as recorder:
+        server = ServerRecord("server-0", 3)
+        server.observe(ServerEvent.READY, 0)
+        recorder.write(STATUS, [server])
+        assert find_output("digits") == find_output(str(tmp_path / "digits")) == tmp_path / "digits"
+        status = read_status(tmp_path / "digits")
+        assert (status["state"], status["step"], status["steps"], status["version"]) == ("running", 7, 40, "0.7")
+        with pytest.raises(InvalidRequest, match=r"there is no run 'digit', .*; did you mean digits"):
+            find_output("digit")
+    assert read_status(tmp_path / "digits")["state"] == "done"
+    assert read_settings_of(tmp_path / "digits").trainer == run.trainer
+    (tmp_path / "digits" / "status.json").unlink()
+    assert named_outputs() == []
+
+
+def test_a_run_that_fails_says_with_what(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), RunRecorder(run.parts):
+        raise RuntimeError("no memory")
+    status = read_status(tmp_path / "digits")
+    assert (status["state"], status["error"]) == ("failed", "RuntimeError: no memory")
+
+
+def test_a_look_shows_what_a_run_waits_for(run: Run, tmp_path: Path) -> None:
+    with RunRecorder(run.parts) as recorder:
+        recorder.write(STATUS, [])
+        (tmp_path / "digits" / "metrics.jsonl").write_text('{"step": 7, "reward_mean": 0.5}\n{"step": 8, "rew')
+        status = read_status(tmp_path / "digits")
+    lines = [line.split(maxsplit=1) for line in status_lines(status, status["written_at"] + 60.0)]
+    shown = "\n".join(status_lines(status, status["written_at"] + 60.0))
+    assert ["reward", "0.500"] in lines
+    assert ["step", "7 of 40"] in lines
+    assert "the trainer waits: 12 of 32 groups; slowest: task 0-81-0, 41 s, of w" in shown
+    assert "20 issued = 10 trained + 0 validated + 2 dropped + 8 open" in shown
+    assert shown.index("KeyError: 'answer'") < shown.index("2 timeout")
+    assert f"its process {status['pid']} on {status['host']} may be lost" in shown
+
+
+def test_failures_are_noted_with_their_tracebacks(tmp_path: Path) -> None:
+    journal = RunJournal(tmp_path)
+    journal.note_failure(3, "0-1-0", "KeyError", "Traceback …\nKeyError: 'answer'")
+    assert read_failures(tmp_path) == [
+        {"step": 3, "task": "0-1-0", "reason": "KeyError", "detail": "Traceback …\nKeyError: 'answer'"}
+    ]
