@@ -55,7 +55,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "http_server": set(),
     "job": {"blocking", "api", "threads"} | WORDS,
     "v2": {"blocking", "api", "threads"} | WORDS,
-    "rl": {"api", "http_server", "runtime"} | WORDS,
+    "rl": {"blocking", "api", "http_server", "runtime"} | WORDS,
     "tinker": {"rl", "api", "http_server"} | WORDS,
 }
 """Part: what it may import besides itself. Parts that are not here (local, testing, cli, …) put the others together."""
@@ -325,7 +325,8 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("coordinator", "records", "rollout", "trainer_process"),
         ("controller", "rollout_worker"),
         ("run",),
-        ("recipe.run_recipe",),
+        ("nexrl.guide_run", "recipe.run_recipe"),
+        ("nexrl.controller",),
     ),
     "runtime": (
         (

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from fray.rl.inference.service_client import LLMServiceClient
     from fray.rl.model_spec import TinyLlama
     from fray.rl.nexrl.activity_tracker import ActivityTracker, ActivityTrackerProxy
+    from fray.rl.nexrl.controller import NexRLController
     from fray.rl.nexrl.data_loader import BaseDataLoader
     from fray.rl.nexrl.error_reporter import ErrorInfo, ErrorReporter, ErrorSeverity
     from fray.rl.nexrl.execution import execute, execute_async, set_logging_basic_config
     from fray.rl.nexrl.nexrl_module import NexRLModule
+    from fray.rl.nexrl.resource_manager import ActorWrapper, RayActorWrapper, RayResourceManager, ResourceManager
     from fray.rl.nexrl.trajectory_pool import (
         GroupedTrajectoryStore,
         HierarchicalTrajectoryStore,
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "ActivityTracker": "nexrl.activity_tracker",
     "ActivityTrackerProxy": "nexrl.activity_tracker",
+    "ActorWrapper": "nexrl.resource_manager",
     "AgentRolloutWorker": "rollout_worker",
     "BaseDataLoader": "nexrl.data_loader",
     "BaseEvaluationTarget": "rollout_worker",
@@ -81,10 +84,14 @@ _MODULES = {
     "ModelReply": "inference.client",
     "ModelTag": "nexrl_types",
     "NexAUEvaluationTarget": "rollout_worker",
+    "NexRLController": "nexrl.controller",
     "NexRLModule": "nexrl.nexrl_module",
     "NexRLRole": "nexrl_types",
     "OffPolicyCorrection": "train.settings",
     "PigLatinRolloutWorker": "rollout_worker",
+    "RayActorWrapper": "nexrl.resource_manager",
+    "RayResourceManager": "nexrl.resource_manager",
+    "ResourceManager": "nexrl.resource_manager",
     "Run": "run",
     "RunResult": "run",
     "Score": "rollout.scores",
@@ -107,6 +114,7 @@ __all__ = [
     "LLM",
     "ActivityTracker",
     "ActivityTrackerProxy",
+    "ActorWrapper",
     "AgentRolloutWorker",
     "BaseDataLoader",
     "BaseEvaluationTarget",
@@ -128,10 +136,14 @@ __all__ = [
     "ModelReply",
     "ModelTag",
     "NexAUEvaluationTarget",
+    "NexRLController",
     "NexRLModule",
     "NexRLRole",
     "OffPolicyCorrection",
     "PigLatinRolloutWorker",
+    "RayActorWrapper",
+    "RayResourceManager",
+    "ResourceManager",
     "Run",
     "RunResult",
     "Score",

@@ -33,8 +33,8 @@ TRAIN_BACKENDS = ("torch", "mock", "tinker")
 INFERENCE_BACKENDS = ("fray", "vllm", "openai", "mock")
 
 
-INPUT, OUTPUT, OBJECT = {"path": "input"}, {"path": "output"}, {"path": "object"}
-"""Marks of paths: of what must exist, of what the run makes, of ``file.py:name``."""
+INPUT, OUTPUT, OBJECT, AGENT = {"path": "input"}, {"path": "output"}, {"path": "object"}, {"path": "agent"}
+"""Marks of paths: of what must exist, of what the run makes, of ``file.py:name``, and of a file or ``file.py:name``."""
 UNUSED = {"unused": True}
 """Mark of keys that are accepted and have no effect."""
 
@@ -166,7 +166,7 @@ class RolloutWorkerConfig(Section):
     custom_rollout_worker_module_path: str | None = field(default=None, metadata=INPUT)
     custom_rollout_worker_class_name: str | None = None
     evaluator_module_path: str | None = field(default=None, metadata=OBJECT)
-    nexau_agent_config_path: str | None = field(default=None, metadata=INPUT)
+    nexau_agent_config_path: str | None = field(default=None, metadata=AGENT)
     nexau_agent_workspace: str | None = field(default=None, metadata=INPUT)
     task_name: str | None = None
     tools: tuple[str, ...] = field(default=(), metadata=OBJECT)
@@ -511,7 +511,7 @@ def _resolve_paths(section: Section, directory: Path, prefix: str) -> Iterator[t
 
 
 def _missing(path: str, kind: str) -> str:
-    if kind == "object":
+    if kind == "object" or (kind == "agent" and ".py:" in path):
         path, colon, name = path.rpartition(":")
         if not colon or not name:
             return f"found {path or name!r}; expected path/to/file.py:name"

@@ -1,0 +1,247 @@
+"""`NexRLController` of the guide: a run from its configuration."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import trio
+
+from fray.api.open import default_spec, open_cluster
+from fray.errors import InvalidRequest
+from fray.rl.nexrl.activity_tracker import ActivityTracker, ActivityTrackerProxy, ExperimentLogger
+from fray.rl.nexrl.data_loader import BaseDataLoader, MockDataLoader, TorchDataLoader
+from fray.rl.nexrl.guide_run import CHECKPOINTS, run_of_guide
+from fray.rl.nexrl.nexrl_module import NexRLModule
+from fray.rl.nexrl.trajectory_pool import TrajectoryPool
+from fray.rl.nexrl_types import ModelTag, NexRLRole
+from fray.rl.recipe.guide_config import guide_config
+from fray.rl.recipe.sources import Source, read_settings
+from fray.rl.recipe.user_files import load_object
+from fray.rl.rollout_worker import (
+    AgentRolloutWorker,
+    BaseRolloutWorker,
+    DefaultNexAURolloutWorker,
+    MockRolloutWorker,
+    PigLatinRolloutWorker,
+    SimpleRolloutWorker,
+    SingleTurnMathRolloutWorker,
+)
+from fray.rl.run import Run, RunResult
+from fray.runtime.runtime import current_or_none
+
+logger = logging.getLogger("fray.rl")
+STOP_S = 10.0
+"""Seconds that `NexRLController._stop` waits for work in progress."""
+CHECKPOINT_NAME = re.compile(r"global_step_(\d+)")
+SECTIONS = {
+    NexRLRole.ROLLOUT_WORKER: "rollout_worker",
+    NexRLRole.TRAINER: "trainer",
+    NexRLRole.TRAJECTORY_POOL: "trajectory_pool",
+    NexRLRole.DATA_LOADER: "data",
+    NexRLRole.VALIDATE_DATALOADER: "validate.data",
+}
+"""Section of the configuration with the ``type`` of a role."""
+CUSTOM = {
+    NexRLRole.ROLLOUT_WORKER: ("custom_rollout_worker", BaseRolloutWorker),
+    NexRLRole.DATA_LOADER: ("custom_data_loader", BaseDataLoader),
+    NexRLRole.VALIDATE_DATALOADER: ("custom_data_loader", BaseDataLoader),
+}
+"""Prefix of the keys that name a class of the user, and its base class."""
+
+
+class NexRLController(NexRLModule):
+    """Run of a configuration of NexRL's guide, on the parts of `fray.rl.Run`.
+
+    Args:
+        config: a DictConfig, a mapping or a YAML file. ``launch_mode``: ``local`` runs in processes of this machine,
+            ``cluster`` (and ``ray``) on the cluster of ``FRAY_CLUSTER_SPEC`` or ``fray login``.
+
+    Raises:
+        InvalidRequest: a key or value is wrong, or a file of the user cannot be loaded; nothing was started.
+    """
+
+    MODULE_REGISTRY: ClassVar[dict[NexRLRole, dict[str, type]]] = {
+        NexRLRole.ROLLOUT_WORKER: {
+            "mock": MockRolloutWorker,
+            "simple": SimpleRolloutWorker,
+            "agent": AgentRolloutWorker,
+            "nexau": DefaultNexAURolloutWorker,
+            "pig_latin": PigLatinRolloutWorker,
+            "single_turn_math": SingleTurnMathRolloutWorker,
+        },
+        NexRLRole.TRAJECTORY_POOL: {"default": TrajectoryPool},
+        NexRLRole.DATA_LOADER: {"mock": MockDataLoader, "torch": TorchDataLoader},
+        NexRLRole.VALIDATE_DATALOADER: {"mock": MockDataLoader, "torch": TorchDataLoader},
+    }
+    """Classes by role and ``type``; a class that is added here may be named in configurations."""
+
+    def __init__(self, config: Source) -> None:
+        super().__init__()
+        self.set_module_name("controller")
+        types = {SECTIONS[role]: tuple(known) for role, known in self.MODULE_REGISTRY.items()}
+        self._config = guide_config(read_settings(config), types=types)
+        self.activity_tracker = ActivityTracker(self._config)
+        self.set_activity_tracker(ActivityTrackerProxy(self.activity_tracker))
+        self.activity_tracker.register_module("controller", self)
+        self.experiment_logger: ExperimentLogger = self.activity_tracker.experiment_logger
+        self.result: RunResult | None = None
+        """Result of the run, when it has ended."""
+        self._validations: list[dict[str, float]] = []
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._cancel_scope: trio.CancelScope | None = None
+        self._run = self._make_run()
+
+    def run(self) -> None:
+        """Run to the end, and wait for it. Raises as `Run.run_on`."""
+        trio.run(self.run_async)
+
+    async def run_async(self) -> None:
+        """Run to the end, in a Trio program. Raises as `Run.run_on`.
+
+        Raises:
+            InvalidRequest: ``launch_mode`` is ``cluster``, and no cluster is named.
+        """
+        self._token = trio.lowlevel.current_trio_token()
+        work = self.activity_tracker.start(self.get_module_name(), "runs")
+        try:
+            with trio.CancelScope() as self._cancel_scope:
+                async with open_cluster(self._spec()) as cluster:
+                    self.result = await self._run.run_on(cluster)
+        except Exception as error:
+            self.activity_tracker.report_exception(self.get_module_name(), "run", error)
+            raise
+        finally:
+            self.activity_tracker.end(work)
+            self._cancel_scope = None
+
+    # Methods of the guide
+
+    def _get_module_class_for_role(self, role: NexRLRole, config: Mapping[str, Any]) -> Any:
+        """Return the class of a role: that of ``custom_..._module_path``, else that of ``type``.
+
+        Raises:
+            InvalidRequest: the class cannot be loaded, or has another base class; or the type is unknown.
+        """
+        section: Any = config
+        for name in SECTIONS[role].split("."):
+            section = section[name]
+        prefix, base = CUSTOM.get(role, ("", object))
+        if prefix and section.get(f"{prefix}_class_name"):
+            path, name = section[f"{prefix}_module_path"], section[f"{prefix}_class_name"]
+            found = load_object(f"{path}:{name}", self._config.directory)
+            if not isinstance(found, type) or not issubclass(found, base):
+                key = f"{SECTIONS[role]}.{prefix}_class_name"
+                raise InvalidRequest(f"invalid {key} {name!r}: expected a class of {base.__name__}")
+            return found
+        return self.MODULE_REGISTRY[role][section["type"]]
+
+    def _check_finish(self) -> bool:
+        """Return whether the run has done its updates, or has ended."""
+        trainer = self._run.trainer
+        steps = None if trainer is None else trainer.steps
+        return self.result is not None or (steps is not None and self.activity_tracker.get_training_step() >= steps)
+
+    def _check_module_liveness(self, timeout: float = 5.0) -> bool:
+        """Return whether all registered modules answer. The runtime watches the processes of a run by itself."""
+        return self.activity_tracker.check_module_liveness(timeout)
+
+    def _check_module_exceptions(self) -> bool:
+        """Return False if errors were reported at which ``runtime_monitor.exception_handling.policy`` stops."""
+        handling = self._config.runtime_monitor.exception_handling
+        health = self.activity_tracker.get_error_health_status()
+        level = {"stop_on_error": "error_level_count", "stop_on_critical": "critical_level_count"}.get(handling.policy)
+        return not handling.enabled or level is None or not health[level]
+
+    def _stop(self) -> None:
+        """End the run, and wait for work in progress, at most `STOP_S`. For other threads and signal handlers."""
+        scope, token = self._cancel_scope, self._token
+        if scope is None or token is None:
+            return
+        token.run_sync_soon(scope.cancel)
+        try:
+            trio.lowlevel.current_trio_token()
+        except RuntimeError:  # not in the loop, which has to end the run meanwhile
+            if not self.activity_tracker.wait_quiescent(STOP_S):
+                logger.warning("still in progress: %s", self.activity_tracker.get_running_status_summary())
+
+    def _find_latest_checkpoint(self, checkpoint_folder: str) -> str | None:
+        """Return the path of the ``global_step_N`` with the highest N in a directory; None if there is none."""
+        folder = Path(checkpoint_folder)
+        found = [path for path in (folder.iterdir() if folder.is_dir() else ()) if CHECKPOINT_NAME.fullmatch(path.name)]
+        latest = max(found, key=lambda path: int(path.name.rpartition("_")[2]), default=None)
+        return None if latest is None else str(latest)
+
+    def _load_initial_checkpoint(self) -> str | None:
+        """Return the checkpoint from which `run` begins; None: the weights of the model."""
+        return None if self._config.resume.mode == "disable" else self._load_resume_checkpoint()
+
+    def _load_resume_checkpoint(self) -> str | None:
+        """Return the checkpoint that ``resume`` names: the given one, or with ``auto`` the latest; None without."""
+        resume = self._config.resume
+        if resume.mode == "from_path":
+            return resume.resume_path
+        output = self._run.parts.output
+        return None if output is None else self._find_latest_checkpoint(str(output / CHECKPOINTS))
+
+    def _run_validate(self, model_tag: ModelTag) -> dict[str, float] | None:
+        """Return the metrics of the last validation of the run; None before the first.
+
+        A run validates by itself: ``validate.validate_before_train``, ``weight.validate_freq``.
+        """
+        return self._validations[-1] if self._validations else None
+
+    def _start_validate(self, model_tag: ModelTag) -> None:
+        """Log that a validation begins."""
+        logger.info("validation of %s begins", model_tag)
+
+    def _end_validate(self, model_tag: ModelTag) -> None:
+        """Send the metrics of the last validation to the loggers. Called by the run when a validation is complete."""
+        metrics = self._run_validate(model_tag)
+        if metrics is not None:
+            self._post(metrics)
+
+    # The run
+
+    def _make_run(self) -> Run:
+        config = self._config
+        validate = None
+        if config.validate.data is not None:
+            validate = self._get_module_class_for_role(NexRLRole.VALIDATE_DATALOADER, config)
+        return run_of_guide(
+            config,
+            self._get_module_class_for_role(NexRLRole.ROLLOUT_WORKER, config),
+            self._get_module_class_for_role(NexRLRole.DATA_LOADER, config),
+            validate,
+            on_step=self._on_step,
+            on_validation=self._on_validation,
+        )
+
+    def _on_step(self, metrics: dict[str, float]) -> None:
+        self.activity_tracker.set_training_step(int(metrics["step"]))
+        self._post(metrics)
+
+    def _on_validation(self, metrics: dict[str, float]) -> None:
+        self._validations.append(metrics)
+        self._end_validate(self._config.service.inference_service.model_tag)
+
+    def _post(self, metrics: Mapping[str, float]) -> None:
+        for backend in self._config.logger.backend:
+            self.activity_tracker.experiment_logger_post(backend, data=dict(metrics), step=int(metrics["step"]))
+
+    def _spec(self) -> str | None:
+        """Return the spec of the cluster of ``launch_mode``."""
+        if self._config.launch_mode == "local":
+            return "machine"
+        runtime = current_or_none()
+        is_job = runtime is not None and runtime.job_id is not None
+        if not is_job and not os.environ.get("FRAY_CLUSTER_SPEC") and default_spec() == "local":
+            raise InvalidRequest(
+                f"launch_mode {self._config.launch_mode!r} needs a cluster: FRAY_CLUSTER_SPEC=fray://host:port, or "
+                "fray login; expected launch_mode: local for processes of this machine"
+            )
+        return None

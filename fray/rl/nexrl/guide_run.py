@@ -1,0 +1,216 @@
+"""Run of a configuration of NexRL's guide: its keys as settings of `fray.rl.Run`."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve
+
+from fray.errors import InvalidRequest
+from fray.rl.checkpoint import latest_checkpoint
+from fray.rl.core.trajectory_store import ReadyRule
+from fray.rl.model_spec import ModelSpec, TinyLlama
+from fray.rl.nexrl.data_loader import BaseDataLoader, RowDataLoader
+from fray.rl.recipe.guide_config import GuideConfig
+from fray.rl.rollout_worker import BaseRolloutWorker, WorkerEpisode
+from fray.rl.run import Run
+from fray.rl.train.settings import GRPO
+
+NO_SAVE = 2**31
+"""Updates between two checkpoints where only the last one is written."""
+CHECKPOINTS = "checkpoints"
+
+LoaderClass = Callable[..., BaseDataLoader]
+
+
+def run_of_guide(
+    config: GuideConfig,
+    worker_class: Callable[[Mapping[str, Any]], BaseRolloutWorker],
+    loader_class: LoaderClass,
+    validate_loader_class: LoaderClass | None,
+    **options: Any,
+) -> Run:
+    """Return the run of a configuration.
+
+    Args:
+        worker_class, loader_class, validate_loader_class: classes of its modules.
+        options: further arguments of `Run`.
+
+    Raises:
+        InvalidRequest: keys contradict one another, or ask for what a run cannot do; nothing was started.
+    """
+    trainer, weight, data = config.trainer, config.weight, config.data
+    loader = loader_class(data)
+    rows = rows_of(loader, "data")
+    settings = _training(config)
+    output, resumed = _output(config)
+    validation: dict[str, Any] = {}
+    if validate_loader_class is not None and (weight.validate_freq or config.validate.validate_before_train):
+        assert config.validate.data is not None
+        validation = {
+            "validation_data": rows_of(validate_loader_class(config.validate.data, is_validate=True), "validate.data"),
+            "validate_freq": weight.validate_freq or None,
+            "validate_before": config.validate.validate_before_train,
+        }
+    if settings.steps is None:
+        updates = math.ceil(len(rows) * data.epochs / settings.groups)
+        settings = evolve(settings, steps=updates)
+    monitor = config.runtime_monitor.exception_handling
+    run = Run(
+        model=model_of(config),
+        data=rows,
+        rollout=WorkerEpisode(worker_class, _worker_config(config)),
+        trainer=settings,
+        rollout_workers=config.rollout_worker.num_workers,
+        rollout_processes=config.rollout_worker.processes,
+        inference_servers=config.service.inference_service.servers,
+        sync=weight.sync_mode,
+        staleness_threshold=weight.staleness_threshold,
+        rollout_timeout_s=config.rollout_worker.rollout_timeout_s,
+        max_attempts=config.rollout_worker.max_attempts,
+        on_error=monitor.policy if monitor.enabled else "continue",
+        keep_batch_order=data.keep_batch_order,
+        seed=data.seed,
+        shuffle=data.shuffle,
+        output=output,
+        save_every=trainer.save_freq or NO_SAVE,
+        keep_checkpoints=not trainer.remove_previous_ckpt,
+        **validation,
+        **options,
+    )
+    plan = run.parts.plan
+    order = evolve(plan.order, skip_batches=data.skip_batches)
+    rule = ReadyRule(config.trajectory_pool.check_batch_ready_function)
+    run.parts = evolve(run.parts, plan=evolve(plan, order=order, rule=rule))
+    if resumed is not None and output is not None:
+        target = output / CHECKPOINTS / resumed.name
+        if not target.exists():
+            shutil.copytree(resumed, target)
+    return run
+
+
+def rows_of(loader: BaseDataLoader, key: str) -> list[dict[str, Any]]:
+    """Return the rows of a loader, each once: a run repeats and orders them itself.
+
+    Raises:
+        InvalidRequest: a loader of the user has no item, or waits before its end.
+    """
+    if isinstance(loader, RowDataLoader):
+        return loader.rows
+    rows = list(_items(loader))
+    if not rows or not loader.is_finished():
+        problem = "it has no items" if not rows else f"it gives no item after {len(rows)}, and is not finished"
+        raise InvalidRequest(f"{key}: {type(loader).__name__} cannot give its rows: {problem}")
+    return rows
+
+
+def _items(loader: BaseDataLoader) -> Iterator[dict[str, Any]]:
+    while loader.can_return_item() and (item := loader.get_next_item()) is not None:
+        yield item
+
+
+def model_of(config: GuideConfig) -> ModelSpec:
+    """Return the model of the services.
+
+    Raises:
+        InvalidRequest: neither service has one, or they have two.
+    """
+    services = {"train_service": config.service.train_service, "inference_service": config.service.inference_service}
+    found = {name: service.model for name, service in services.items() if service.model is not None}
+    if not found:
+        raise InvalidRequest(
+            "service.train_service.model is missing: expected a name or directory of Hugging Face, or the arguments of "
+            "TinyLlama, such as {layers: 2, width: 64}"
+        )
+    if len(found) == 2 and found["train_service"] != found["inference_service"]:
+        raise InvalidRequest(
+            f"service.inference_service.model is {found['inference_service']!r}, but train_service.model "
+            f"{found['train_service']!r}: a run serves what it trains; expected one of them alone"
+        )
+    model = next(iter(found.values()))
+    if not isinstance(model, Mapping):
+        local = config.directory / str(model)
+        return str(local) if local.is_dir() else str(model)
+    try:
+        return TinyLlama(**model)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"service.{next(iter(found))}.model: {error}") from None
+
+
+def _worker_config(config: GuideConfig) -> Any:
+    """Return the configuration of workers, with the service that their clients use."""
+    worker = config.rollout_worker
+    service = config.service.inference_service
+    extra = {
+        "inference_service": dict(service),
+        "directory": str(config.directory),
+        "max_response_length": worker.max_response_length or config.trainer.max_response_length,
+        "temperature": worker.temperature if worker.temperature is not None else service.temperature,
+        "top_p": worker.top_p if worker.top_p is not None else service.top_p,
+        "project_name": config.project_name,
+        "experiment_name": config.experiment_name,
+    }
+    return WorkerSettings({**worker, **{key: value for key, value in extra.items() if value is not None}})
+
+
+class WorkerSettings(dict[str, Any]):
+    """Configuration of a worker: a dict whose keys are attributes, too, as those of a DictConfig."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the configuration of the worker has no key {name!r}") from None
+
+
+def _training(config: GuideConfig) -> GRPO:
+    """Return the settings of training, whose groups are the repeats of a row."""
+    pool, repeats = config.trajectory_pool, config.data.rollout_repeat_n
+    size = repeats or pool.group_size
+    if pool.group_size not in (1, size):
+        raise InvalidRequest(
+            f"trajectory_pool.group_size is {pool.group_size}, but data.rollout_repeat_n {size}: expected one number"
+        )
+    batch = pool.batch_size or config.algorithm.batch_size or size
+    if batch % size:
+        raise InvalidRequest(
+            f"trajectory_pool.batch_size is {batch}, which no whole number of groups of {size} fills: "
+            f"expected a multiple of {size}"
+        )
+    settings = evolve(config.grpo(), groups=batch // size, group_size=size)
+    return evolve(settings, loss="cross_entropy") if config.trainer.type == "remote_api_cross_entropy" else settings
+
+
+def _output(config: GuideConfig) -> tuple[Path | None, Path | None]:
+    """Return the directory of the run, and the checkpoint to resume from that is not in it yet.
+
+    Raises:
+        InvalidRequest: what is there contradicts ``resume.mode``.
+    """
+    resume, path = config.resume, config.trainer.checkpoint_path
+    if path is None:
+        if resume.mode != "disable":
+            raise InvalidRequest(f"trainer.checkpoint_path is missing; resume.mode {resume.mode!r} needs it")
+        return None, None
+    output = Path(path)
+    # Checkpoints of a run are in a directory of this name.
+    output = output.parent if output.name == CHECKPOINTS else output
+    found = latest_checkpoint(output / CHECKPOINTS)
+    if resume.mode == "disable" and found is not None:
+        raise InvalidRequest(
+            f"trainer.checkpoint_path has {found.path.name}, and resume.mode is 'disable': "
+            "expected resume.mode: auto, or another checkpoint_path"
+        )
+    if resume.mode != "from_path":
+        return output, None
+    wanted = Path(str(resume.resume_path))
+    if found is not None and found.path.resolve() != wanted.resolve():
+        raise InvalidRequest(
+            f"resume.resume_path is {wanted}, but trainer.checkpoint_path already has {found.path.name}: "
+            "expected another checkpoint_path"
+        )
+    return output, wanted

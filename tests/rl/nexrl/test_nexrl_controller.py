@@ -1,0 +1,239 @@
+"""`NexRLController`: a configuration of the guide as a run, and what it refuses before anything is started."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fray import rl
+from fray.errors import InvalidRequest
+from fray.rl.checkpoint import RECORD_FILE, STATE_FILE
+from fray.rl.core.trajectory_store import ReadyRule
+from fray.rl.core.versions import SyncMode
+from fray.rl.nexrl.data_loader import MockDataLoader
+from fray.rl.rollout_worker import SingleTurnMathRolloutWorker
+
+CONFIG: dict[str, Any] = {
+    "project_name": "digits",
+    "experiment_name": "test",
+    "data": {"type": "mock", "prompts": ["1>", "2>", "3>", "4>"], "rollout_repeat_n": 2, "keep_batch_order": True},
+    "rollout_worker": {"type": "single_turn_math", "num_workers": 3, "max_response_length": 4, "max_attempts": 5},
+    "trajectory_pool": {
+        "batch_size": 4,
+        "group_size": 2,
+        "key_list": ["group_id"],
+        "check_batch_ready_function": "loaded_batch_finished",
+    },
+    "trainer": {"type": "self_hosted_grpo", "total_train_steps": 3, "lr": 0.01},
+    "weight": {"sync_mode": "batch-async", "staleness_threshold": 2},
+    "service": {"train_service": {"model": {"layers": 1, "width": 16}}, "inference_service": {"servers": 2}},
+    "logger": {"backend": ["recorded"]},
+}
+WORKER = """
+from fray.rl import BaseDataLoader, BaseRolloutWorker
+from fray.rl.nexrl.data_loader import RowDataLoader
+
+
+class Mine(BaseRolloutWorker):
+    def step(self, task):
+        return None
+
+
+class Loader(RowDataLoader):
+    def _load_rows(self):
+        return [{"prompt": str(number)} for number in range(self._config.get("rows_wanted"))]
+
+
+class Empty(BaseDataLoader):
+    def __len__(self): return 0
+    def __getitem__(self, index): raise IndexError(index)
+    def get_next_item(self): return None
+    def is_finished(self): return True
+    def can_return_item(self): return False
+    def reset(self): pass
+    def add_item_front(self, item): pass
+    def add_item_back(self, item): pass
+"""
+
+
+def config(changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the configuration with values at paths such as ``trainer.lr`` replaced."""
+    made = copy.deepcopy(CONFIG)
+    for path, value in (changes or {}).items():
+        *sections, key = path.split(".")
+        place = made
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[key] = value
+    return made
+
+
+def test_keys_of_the_guide_are_the_settings_of_a_run() -> None:
+    controller = rl.NexRLController(config())
+    run, parts = controller._run, controller._run.parts
+    plan = parts.plan
+    assert (plan.order.rows, plan.order.batch_rows, plan.group_size, plan.batch_size, plan.steps) == (4, 2, 2, 4, 3)
+    assert (plan.mode, plan.threshold, plan.rule) == (SyncMode.BATCH_ASYNC, 2, ReadyRule.LOADED_BATCH_FINISHED)
+    assert (plan.keep_batch_order, plan.max_attempts, plan.order.seed) == (True, 5, None)
+    assert (parts.servers, run.rollout_workers, run.model) == (2, 3, rl.TinyLlama(layers=1, width=16))
+    assert run.trainer is not None
+    assert run.trainer.lr == 0.01
+    worker = controller._get_module_class_for_role(rl.NexRLRole.ROLLOUT_WORKER, controller._config)
+    assert worker is SingleTurnMathRolloutWorker
+    assert not controller._check_finish()
+    assert controller._check_module_liveness()
+    assert controller._check_module_exceptions()
+
+
+def test_steps_follow_from_the_epochs_and_batches_may_be_skipped() -> None:
+    changes = {"trainer": {}, "data.epochs": 3, "data.skip_batches": 1, "data.shuffle": True, "data.seed": 7}
+    plan = rl.NexRLController(config(changes))._run.parts.plan
+    assert (plan.steps, plan.order.skip_batches, plan.order.seed) == (6, 1, 7)
+    changes = {"trainer.type": "remote_api_cross_entropy"}
+    trainer = rl.NexRLController(config(changes))._run.trainer
+    assert trainer is not None
+    assert trainer.loss == "cross_entropy"
+
+
+def test_classes_of_the_user_are_loaded_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(WORKER)
+    monkeypatch.setenv("NEXRL_PATH", str(tmp_path))
+    names = {
+        "rollout_worker.custom_rollout_worker_module_path": "mine.py",
+        "rollout_worker.custom_rollout_worker_class_name": "Mine",
+        "data.custom_data_loader_module_path": "mine.py",
+        "data.custom_data_loader_class_name": "Loader",
+        "data.rows_wanted": 7,
+    }
+    controller = rl.NexRLController(config(names))
+    assert controller._run.parts.plan.order.rows == 7
+    worker = controller._get_module_class_for_role(rl.NexRLRole.ROLLOUT_WORKER, controller._config)
+    assert issubclass(worker, rl.BaseRolloutWorker)
+    assert worker.__name__ == "Mine"
+    with pytest.raises(InvalidRequest, match="custom_rollout_worker_class_name 'Loader': expected a class of BaseRo"):
+        rl.NexRLController(config({**names, "rollout_worker.custom_rollout_worker_class_name": "Loader"}))
+    with pytest.raises(InvalidRequest, match="data: Empty cannot give its rows: it has no items"):
+        rl.NexRLController(config({**names, "data.custom_data_loader_class_name": "Empty"}))
+
+
+def test_a_class_in_the_registry_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(MockDataLoader):
+        def _load_rows(self) -> list[dict[str, Any]]:
+            return [{"prompt": "mine"}] * 3
+
+    loaders = {**rl.NexRLController.MODULE_REGISTRY[rl.NexRLRole.DATA_LOADER], "mine": Mine}
+    monkeypatch.setitem(rl.NexRLController.MODULE_REGISTRY, rl.NexRLRole.DATA_LOADER, loaders)
+    assert rl.NexRLController(config({"data.type": "mine"}))._run.parts.plan.order.rows == 3
+    with pytest.raises(InvalidRequest, match=r"data.type: found 'mind'; expected one of .*did you mean mine"):
+        rl.NexRLController(config({"data.type": "mind"}))
+
+
+def test_metrics_and_validations_go_to_the_loggers() -> None:
+    validate = {"validate.data": {"type": "mock", "prompts": ["1>"]}, "weight.validate_freq": 2}
+    controller = rl.NexRLController(config(validate))
+    assert controller._run.validate_freq == 2
+    got: list[Any] = []
+    controller.activity_tracker.experiment_logger.sinks["recorded"] = lambda **values: got.append(values)
+    controller._on_step({"step": 1.0, "reward_mean": 0.5})
+    assert controller._run_validate("default") is None
+    controller._start_validate("default")
+    controller._on_validation({"step": 2.0, "val/reward": 0.25})
+    assert got == [
+        {"data": {"step": 1.0, "reward_mean": 0.5}, "step": 1},
+        {"data": {"step": 2.0, "val/reward": 0.25}, "step": 2},
+    ]
+    assert controller._run_validate("default") == {"step": 2.0, "val/reward": 0.25}
+    assert controller.activity_tracker.get_training_step() == 1
+    controller._on_step({"step": 3.0})
+    assert controller._check_finish()
+
+
+def test_errors_stop_by_the_policy() -> None:
+    for policy, is_healthy in (("stop_on_error", False), ("stop_on_critical", True), ("continue", True)):
+        controller = rl.NexRLController(config({"runtime_monitor.exception_handling.policy": policy}))
+        controller.activity_tracker.report_exception("worker", "step", KeyError("x"))
+        assert controller._check_module_exceptions() is is_healthy
+        assert controller._run.on_error == policy
+    controller.activity_tracker.report_exception("worker", "step", KeyError("x"), rl.ErrorSeverity.CRITICAL)
+    assert controller._check_module_exceptions()
+    controller._stop()
+
+
+def checkpoint(output: Path, step: int) -> Path:
+    path = output / "checkpoints" / f"global_step_{step}"
+    path.mkdir(parents=True)
+    (path / STATE_FILE).write_text(json.dumps({}))
+    (path / RECORD_FILE).write_bytes(b"")
+    return path
+
+
+def test_the_latest_checkpoint_is_that_of_most_updates(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    for step in (9, 10, 2):
+        latest = checkpoint(output, step)
+    (output / "checkpoints" / "global_step_11.unfinished").mkdir()
+    changes = {"trainer.checkpoint_path": str(output / "checkpoints"), "resume.mode": "auto"}
+    controller = rl.NexRLController(config(changes))
+    folder = str(output / "checkpoints")
+    assert controller._find_latest_checkpoint(folder) == str(latest.with_name("global_step_10"))
+    assert controller._load_initial_checkpoint() == str(latest.with_name("global_step_10"))
+    assert controller._find_latest_checkpoint(str(tmp_path / "none")) is None
+    assert rl.NexRLController(config())._load_initial_checkpoint() is None
+
+
+def test_a_checkpoint_of_another_run_is_copied_once(tmp_path: Path) -> None:
+    from_ = checkpoint(tmp_path / "old", 4)
+    changes = {
+        "trainer.checkpoint_path": str(tmp_path / "new"),
+        "resume": {"mode": "from_path", "resume_path": str(from_)},
+    }
+    controller = rl.NexRLController(config(changes))
+    assert controller._load_initial_checkpoint() == str(from_)
+    assert (tmp_path / "new" / "checkpoints" / "global_step_4" / STATE_FILE).is_file()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data.rollout_repeat_n": 4}, "trajectory_pool.group_size is 2, but data.rollout_repeat_n 4"),
+        ({"trajectory_pool.group_size": 1, "trajectory_pool.batch_size": 3}, "no whole number of groups of 2 fills"),
+        ({"service": {}}, "service.train_service.model is missing"),
+        ({"service.inference_service.model": "other"}, "a run serves what it trains"),
+        ({"service.train_service.model": {"layer": 1}}, "service.train_service.model: .*'layer'"),
+        ({"resume.mode": "auto"}, "trainer.checkpoint_path is missing; resume.mode 'auto' needs it"),
+        ({"rollout_worker.typ": "mock"}, r"rollout_worker.typ: unknown key; did you mean type\?"),
+        ({"rollout_worker.type": "simpel"}, "rollout_worker.type: found 'simpel'"),
+    ],
+)
+def test_a_contradiction_is_refused_before_anything_is_started(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        rl.NexRLController(config(changes))
+
+
+def test_a_checkpoint_that_shall_not_be_resumed_is_not_overwritten(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 4)
+    with pytest.raises(InvalidRequest, match=r"has global_step_4, and resume.mode is 'disable': expected resume.mode"):
+        rl.NexRLController(config({"trainer.checkpoint_path": str(tmp_path)}))
+
+
+def test_a_cluster_has_to_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("FRAY_CLUSTER_SPEC", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    controller = rl.NexRLController(config({"launch_mode": "ray"}))
+    with pytest.raises(InvalidRequest, match="launch_mode 'ray' needs a cluster: FRAY_CLUSTER_SPEC=fray://host:port"):
+        controller.run()
+    assert controller.activity_tracker.get_error_health_status()["status"] == "error"
+
+
+def test_an_agent_is_a_file_or_a_factory_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEXRL_PATH", str(tmp_path))
+    (tmp_path / "agent.py").write_text("def make(llm): ...")
+    changes = {"rollout_worker.type": "nexau", "rollout_worker.nexau_agent_config_path": "agent.py:make"}
+    controller = rl.NexRLController(config(changes))
+    assert controller._config.rollout_worker.nexau_agent_config_path == f"{tmp_path / 'agent.py'}:make"
+    with pytest.raises(InvalidRequest, match="nexau_agent_config_path: there is no such file"):
+        rl.NexRLController(config({**changes, "rollout_worker.nexau_agent_config_path": "other.py:make"}))
