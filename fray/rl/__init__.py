@@ -38,6 +38,8 @@ if TYPE_CHECKING:
         TrajectoryPool,
         TrajectoryPoolInstance,
     )
+    from fray.rl.nexrl.validator import Validator
+    from fray.rl.nexrl.weight_sync_controller import WeightSyncController
     from fray.rl.nexrl_types import Batch, ModelTag, NexRLRole, Trajectory
     from fray.rl.rollout.scores import Score, score
     from fray.rl.rollout_worker import (
@@ -56,6 +58,15 @@ if TYPE_CHECKING:
     from fray.rl.run import Run, RunResult
     from fray.rl.train.lora import LoRA
     from fray.rl.train.settings import GRPO, KlPenalty, OffPolicyCorrection
+    from fray.rl.trainer.base_trainer import BaseTrainer
+    from fray.rl.trainer.remote_api import (
+        RemoteApiCrossEntropyTrainer,
+        RemoteApiGrpoTrainer,
+        RemoteApiTrainer,
+        TinkerServiceHolder,
+    )
+    from fray.rl.trainer.self_hosted import SelfHostedGrpoTrainer, SelfHostedTrainer
+    from fray.rl.trainer.train_service import TrainServiceClient
 
 _MODULES = {
     "ActivityTracker": "nexrl.activity_tracker",
@@ -66,6 +77,7 @@ _MODULES = {
     "BaseEvaluationTarget": "rollout_worker",
     "BaseNexAURolloutWorker": "rollout_worker",
     "BaseRolloutWorker": "rollout_worker",
+    "BaseTrainer": "trainer.base_trainer",
     "Batch": "nexrl_types",
     "DefaultNexAURolloutWorker": "rollout_worker",
     "ErrorInfo": "nexrl.error_reporter",
@@ -92,16 +104,25 @@ _MODULES = {
     "RayActorWrapper": "nexrl.resource_manager",
     "RayResourceManager": "nexrl.resource_manager",
     "ResourceManager": "nexrl.resource_manager",
+    "RemoteApiCrossEntropyTrainer": "trainer.remote_api",
+    "RemoteApiGrpoTrainer": "trainer.remote_api",
+    "RemoteApiTrainer": "trainer.remote_api",
     "Run": "run",
     "RunResult": "run",
     "Score": "rollout.scores",
+    "SelfHostedGrpoTrainer": "trainer.self_hosted",
+    "SelfHostedTrainer": "trainer.self_hosted",
     "SimpleRolloutWorker": "rollout_worker",
     "SimpleTrajectoryStore": "nexrl.trajectory_pool",
+    "TinkerServiceHolder": "trainer.remote_api",
     "TinyLlama": "model_spec",
+    "TrainServiceClient": "trainer.train_service",
     "Trajectory": "nexrl_types",
     "TrajectoryPool": "nexrl.trajectory_pool",
     "TrajectoryPoolInstance": "nexrl.trajectory_pool",
     "agent_url": "gateway.agent_gateway",
+    "Validator": "nexrl.validator",
+    "WeightSyncController": "nexrl.weight_sync_controller",
     "execute": "nexrl.execution",
     "execute_async": "nexrl.execution",
     "score": "rollout.scores",
@@ -120,6 +141,7 @@ __all__ = [
     "BaseEvaluationTarget",
     "BaseNexAURolloutWorker",
     "BaseRolloutWorker",
+    "BaseTrainer",
     "Batch",
     "DefaultNexAURolloutWorker",
     "ErrorInfo",
@@ -143,16 +165,25 @@ __all__ = [
     "PigLatinRolloutWorker",
     "RayActorWrapper",
     "RayResourceManager",
+    "RemoteApiCrossEntropyTrainer",
+    "RemoteApiGrpoTrainer",
+    "RemoteApiTrainer",
     "ResourceManager",
     "Run",
     "RunResult",
     "Score",
+    "SelfHostedGrpoTrainer",
+    "SelfHostedTrainer",
     "SimpleRolloutWorker",
     "SimpleTrajectoryStore",
+    "TinkerServiceHolder",
     "TinyLlama",
+    "TrainServiceClient",
     "Trajectory",
     "TrajectoryPool",
     "TrajectoryPoolInstance",
+    "Validator",
+    "WeightSyncController",
     "agent_url",
     "execute",
     "execute_async",

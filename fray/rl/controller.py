@@ -45,6 +45,7 @@ from fray.rl.records.run_files import STATUS_PERIOD_S, RunRecorder
 from fray.rl.rollout.process import EpisodePlan, RolloutProcess
 from fray.rl.train.errors import EpisodesFailed
 from fray.rl.train.settings import GRPO
+from fray.rl.trainer.base_trainer import BaseTrainer
 from fray.rl.trainer_process import TrainedStep, TrainerProcess
 from fray.rl.weights.published import KeptWeights, PublishedWeights, WeightSync
 
@@ -82,6 +83,7 @@ class RunParts:
         rows: the data.
         model: of servers and trainer.
         trainer: settings of the trainer; None: samples are collected.
+        own_trainer: the user's trainer with these settings; None: that of Fray.
         episodes: how rollout processes run episodes.
         processes: number of rollout processes.
         servers: number of inference servers.
@@ -123,6 +125,7 @@ class RunParts:
     validation_rows: Sequence[dict[str, Any]] = ()
     name: str = "rl"
     env_vars: dict[str, str] = field(factory=dict)
+    own_trainer: BaseTrainer | None = None
 
     @property
     def checkpoints(self) -> Path | None:
@@ -293,6 +296,7 @@ class RunController:
             self._coordinator,
             parts.threads,
             None if parts.output is None else parts.output / "failed_batch",
+            parts.own_trainer,
             resources=parts.resources.get("trainer"),
             actor_config=self._restarted(),
         )

@@ -39,6 +39,7 @@ from fray.rl.rollout.process import Episode, EpisodePlan
 from fray.rl.rollout_worker import BaseRolloutWorker, WorkerEpisode
 from fray.rl.train.batch_advantages import needed_keys
 from fray.rl.train.settings import GRPO
+from fray.rl.trainer.base_trainer import BaseTrainer
 from fray.rl.trainer_process import TrainedStep
 from fray.rl.weights.published import WeightSync
 from fray.runtime.runtime import current_or_none
@@ -79,7 +80,8 @@ class Run:
         rollout: ``async def solve(task, llm)``: rolls out one episode and returns `fray.rl.score`; with
             ``episode="group"`` a list of ``group_size`` of them. Or a class of `BaseRolloutWorker`; with its
             configuration: ``WorkerEpisode(MyWorker, config)``.
-        trainer: settings; None: samples are only collected, each row once.
+        trainer: settings; a `BaseTrainer` of yours, or its class, which is called with `GRPO()`; None: samples are only
+            collected, each row once.
         rollout_workers: episodes at once. Default 64.
         rollout_processes: processes among which they are spread. Default: one for each 64.
         inference_servers: number of servers. Default 1.
@@ -90,6 +92,9 @@ class Run:
         samples_per_row: size of a group where nothing is trained. Default 1.
         rollout_timeout_s: limit of one episode. Default 600.
         max_attempts: attempts of an episode that raises or does not end. Default 3.
+        dynamic_sampling: drop groups with equal rewards, which have nothing to learn from, and roll out others in their
+            place. Default False.
+        max_replaced_groups: most groups that are dropped so before an update; more are trained as they are. Default 64.
         on_error: what ends the run: ``"stop_on_critical"`` (default): what it cannot repair, such as a whole batch of
             which every episode failed; ``"stop_on_error"``: the first episode that is out of attempts, too;
             ``"continue"``: neither.
@@ -130,7 +135,7 @@ class Run:
     model: ModelSpec
     data: Data
     rollout: Episode | type[BaseRolloutWorker]
-    trainer: GRPO | None
+    trainer: GRPO | BaseTrainer | type[BaseTrainer] | None
     rollout_workers: int = 64
     rollout_processes: int | None = None
     inference_servers: int = 1
@@ -141,6 +146,8 @@ class Run:
     samples_per_row: int = 1
     rollout_timeout_s: float = 600.0
     max_attempts: int = 3
+    dynamic_sampling: bool = False
+    max_replaced_groups: int = 64
     on_error: str = "stop_on_critical"
     weight_sync: str = "memory"
     keep_batch_order: bool = False
@@ -333,7 +340,8 @@ def _is_worker(rollout: object) -> bool:
 
 def _episode_of(run: Run) -> Episode:
     """Return the function of an episode; that of workers, with the keys that the trainer needs."""
-    needs = () if run.trainer is None else needed_keys(run.trainer)
+    # A trainer of the user checks what it needs itself.
+    needs = needed_keys(run.trainer) if isinstance(run.trainer, GRPO) else ()
     if isinstance(run.rollout, WorkerEpisode):
         return run.rollout.needing(needs)
     return WorkerEpisode(run.rollout, {}, needs) if isinstance(run.rollout, type) else run.rollout
@@ -345,7 +353,7 @@ def _parts_of(run: Run) -> RunParts:
     stale = _member(StalePolicy, "stale", run.stale)
     rows = load_rows(run.data)
     validation_rows = [] if run.validation_data is None else load_rows(run.validation_data, "validation_data")
-    trainer = run.trainer
+    trainer, own = _trainer_of(run)
     if trainer is None:
         groups, repeats, epochs, steps = min(COLLECTED_ROWS, len(rows)), run.samples_per_row, 1, None
     else:
@@ -367,6 +375,8 @@ def _parts_of(run: Run) -> RunParts:
             keep_batch_order=run.keep_batch_order,
             stale=stale,
             max_attempts=run.max_attempts,
+            drop_equal_rewards=run.dynamic_sampling,
+            max_replaced_groups=run.max_replaced_groups,
             # An episode that is cancelled at its limit is delivered as failed: the lease is for processes that are
             # frozen or cut off.
             lease_s=run.rollout_timeout_s + 30.0,
@@ -411,7 +421,21 @@ def _parts_of(run: Run) -> RunParts:
             "seed": run.seed,
         },
         validation_rows=validation_rows,
+        own_trainer=own,
     )
+
+
+def _trainer_of(run: Run) -> tuple[GRPO | None, BaseTrainer | None]:
+    """Return the settings of the trainer, and the user's own, if there is one. Raises InvalidRequest."""
+    trainer = run.trainer
+    if trainer is None or isinstance(trainer, GRPO):
+        return trainer, None
+    if isinstance(trainer, type) and issubclass(trainer, BaseTrainer):
+        trainer = trainer(GRPO())
+    if not isinstance(trainer, BaseTrainer):
+        expected = "rl.GRPO(...), a trainer that derives from fray.rl.trainer.BaseTrainer, or None"
+        raise InvalidRequest(f"invalid trainer {trainer!r}: expected {expected}")
+    return trainer.settings, trainer
 
 
 def _fingerprint(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -455,7 +479,7 @@ class _StepLog:
         self._result.steps.append(metrics)
         self._write(METRICS_FILE, [metrics])
         if self._run.progress:
-            print(_line(step, metrics, self._run.trainer), file=sys.stderr, flush=True)
+            print(_line(step, metrics, self._run.parts.trainer), file=sys.stderr, flush=True)
         if self._run.on_step is not None:
             self._run.on_step(metrics)
 
@@ -511,7 +535,11 @@ def _is_validation(metrics: Mapping[str, float]) -> bool:
 
 def _validation_text(number: int, metrics: Mapping[str, float]) -> str:
     counts = {f"{PREFIX}samples", f"{PREFIX}dropped"}
-    means = [f"{name} {value:.3f}" for name, value in metrics.items() if name.startswith(PREFIX) and name not in counts]
+    means = [
+        f"{name.removeprefix(PREFIX)} {value:.3f}"
+        for name, value in metrics.items()
+        if name.startswith(PREFIX) and name not in counts
+    ]
     dropped = metrics[f"{PREFIX}dropped"]
     text = f"validation after step {number}: {', '.join(means) or 'no scores'}"
     text += f" ({metrics[f'{PREFIX}samples']:.0f} samples" + (f", {dropped:.0f} dropped" if dropped else "")
@@ -520,6 +548,8 @@ def _validation_text(number: int, metrics: Mapping[str, float]) -> str:
 
 def _line(step: TrainedStep, metrics: Mapping[str, float], trainer: GRPO | None) -> str:
     of = f"/{trainer.steps}" if trainer is not None and trainer.steps else ""
-    text = f"fray.rl: step {step.number}{of}: reward {metrics.get('reward_mean', float('nan')):.3f}"
+    name = next((name for name in ("reward_mean", "loss") if name in metrics), None)
+    value = "" if name is None else f": {name.removesuffix('_mean')} {metrics[name]:.3f}"
+    text = f"fray.rl: step {step.number}{of}{value}"
     text += f", {metrics['elapsed_s']:.1f} s"
     return f"{text}, skipped: {step.skipped}" if step.skipped else text

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import trio
 from attrs import frozen
@@ -11,8 +13,11 @@ from fray.api.actors.handle import ActorHandle
 from fray.api.objects import allocate, put
 from fray.rl.messages import TrainingBatch, repeatable
 from fray.rl.model_spec import ModelSpec
+from fray.rl.nexrl_types import Trajectory
 from fray.rl.train.settings import GRPO
+from fray.rl.trainer.base_trainer import BaseTrainer, mean_reward
 from fray.rl.weights.published import PublishedWeights, WeightFile
+from fray.rl.weights_table import WeightTable
 from fray.runtime.serialization.pickling import loads
 
 
@@ -38,6 +43,7 @@ class TrainerProcess:
         coordinator: of the run.
         threads: of the computation; None: as many as torch takes.
         dump_directory: for a batch with which updates fail; None: a new directory for temporary files.
+        own: the user's trainer, which takes the place of the one of the settings; None: there is none.
     """
 
     def __init__(
@@ -47,6 +53,7 @@ class TrainerProcess:
         coordinator: ActorHandle,
         threads: int | None = None,
         dump_directory: Path | None = None,
+        own: BaseTrainer | None = None,
     ) -> None:
         # Torch is loaded here, in the trainer's process, and not where this actor is created.
         from fray.rl.tensors.language_model import hide_progress, load_model, set_threads
@@ -56,7 +63,14 @@ class TrainerProcess:
         if threads is not None:
             set_threads(threads)
         self._coordinator, self._line = coordinator, 0
-        self._trainer = PolicyTrainer(load_model(model, settings.dtype), settings, dump_directory=dump_directory)
+
+        def policy(settings: GRPO) -> PolicyTrainer:
+            return PolicyTrainer(load_model(model, settings.dtype), settings, dump_directory=dump_directory)
+
+        self._trainer: Any = policy(settings) if own is None else _OwnTrainer(own)
+        if own is not None:
+            own.set_policy(policy)
+            own.initialize_workers()
 
     async def ping(self) -> None:
         """Return: the process answers, whatever its training thread does. For health checks."""
@@ -86,13 +100,17 @@ class TrainerProcess:
         """Write the model, and what is needed to continue, into a directory."""
         await trio.to_thread.run_sync(self._trainer.save, directory)
 
-    async def publish(self, path: Path | None = None) -> PublishedWeights:
+    async def publish(self, path: Path | None = None) -> PublishedWeights | None:
         """Return the weights as they are now: a reference to shared memory of this process, or to a file.
+
+        None if the trainer has no weights: servers keep those that they have.
 
         Args:
             path: file of safetensors to write. Default: shared memory, and where there is no room for it, memory of
                 this process that readers copy.
         """
+        if self._trainer.table is None:
+            return None
         if path is not None:
             table = await trio.to_thread.run_sync(self._trainer.write_weight_file, path)
             return PublishedWeights(table, WeightFile(path))
@@ -103,3 +121,30 @@ class TrainerProcess:
             buffer = memoryview(bytearray(table.total_bytes))
         await trio.to_thread.run_sync(self._trainer.write_weights, buffer)
         return PublishedWeights(table, await put(buffer))
+
+
+class _OwnTrainer:
+    """The user's trainer, with the methods of `PolicyTrainer`."""
+
+    def __init__(self, trainer: BaseTrainer) -> None:
+        self._trainer = trainer
+        self.write_weights, self.write_weight_file = trainer.write_weights, trainer.write_weight_file
+        self.save, self.load = trainer.save, trainer.load
+
+    @property
+    def table(self) -> WeightTable | None:
+        return self._trainer.weight_table
+
+    def update(self, trajectories: list[Trajectory]) -> dict[str, float]:
+        """Train; return metrics as numbers. Raises TypeError for metrics of another kind."""
+        name = f"{type(self._trainer).__name__}.train"
+        found = self._trainer.train(trajectories)
+        if not isinstance(found, Mapping):
+            raise TypeError(f"{name} returned {type(found).__name__}; expected a dict of metrics, numbers by name")
+        metrics = {**mean_reward(trajectories), "not_finite": 0.0}
+        for key, value in found.items():
+            try:
+                metrics[str(key)] = float(value)
+            except (TypeError, ValueError):
+                raise TypeError(f"{name} returned {key!r}: {value!r}; expected numbers") from None
+        return metrics

@@ -92,6 +92,14 @@ def test_the_facts_of_a_run_are_those_that_a_checkpoint_must_have() -> None:
         assert run(**options).parts.facts != facts
 
 
+def test_dynamic_sampling_is_asked_for() -> None:
+    assert not run().parts.plan.drop_equal_rewards
+    plan = run(dynamic_sampling=True, max_replaced_groups=5).parts.plan
+    assert (plan.drop_equal_rewards, plan.max_replaced_groups) == (True, 5)
+    with pytest.raises(InvalidRequest, match="max_replaced_groups"):
+        run(max_replaced_groups=-1)
+
+
 def test_a_group_is_validated_as_a_whole_and_samples_alone() -> None:
     validated = {"validation_data": ROWS * 3, "validate_freq": 5}
     plan = run(**validated).parts.plan.validation

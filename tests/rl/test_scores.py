@@ -8,7 +8,7 @@ import pytest
 from attrs import frozen
 
 from fray.rl.core.versions import Segment, VersionName
-from fray.rl.rollout.scores import Score, score, scores_of, trajectory_of
+from fray.rl.rollout.scores import MadeTrajectories, Score, score, scores_of, trajectory_of
 
 
 @frozen(eq=False)
@@ -85,6 +85,18 @@ def test_an_episode_returns_as_many_scores_as_its_task_has_samples() -> None:
         with pytest.raises(TypeError, match=r"expected rl.score\(reply, reward=...\)"):
             scores_of(nonsense, 1)
     assert isinstance(one, Score)
+
+
+def test_an_episode_may_return_a_trajectory_to_learn_from() -> None:
+    made = {"tokens": [1, 2], "loss_mask": [0, 1], "reward": 1}
+    (one,) = scores_of(made, 1)
+    assert isinstance(one, MadeTrajectories)
+    assert one.trajectories == (made,)
+    assert len(scores_of([made, made], 2)) == 2
+    with pytest.raises(ValueError, match="invalid reward inf: expected a finite number"):
+        scores_of({**made, "reward": float("inf")}, 1)
+    with pytest.raises(TypeError, match=r"an episode returned dict; expected rl\.score"):
+        scores_of({"tokens": [1]}, 1)
 
 
 def test_scores_are_finite_numbers_and_in_the_trajectory() -> None:

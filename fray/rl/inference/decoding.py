@@ -54,7 +54,11 @@ class DecodingEngine(Protocol):
         """Do one decoding step for all requests."""
 
     def load(self, version: VersionName, table: Any, buffer: Any) -> None:
-        """Replace the weights. Raises ValueError, before anything is changed, if the table is of another model."""
+        """Replace the weights; without a table they stay, under this name.
+
+        Raises:
+            ValueError: the table is of another model; nothing is changed.
+        """
 
     def abort_all(self) -> Sequence[EngineEvent] | None:
         """End all requests; their completions ("abort") are returned, or part of the next step."""
@@ -66,7 +70,7 @@ class WeightUpdate:
 
     Args:
         version: their name.
-        table: places of the tensors in the buffer.
+        table: places of the tensors in the buffer; None: the weights stay.
         buffer: the bytes; read in place.
         mode: what happens to requests in flight.
     """

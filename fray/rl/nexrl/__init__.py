@@ -6,6 +6,7 @@ They are faces: what a run does is decided in `fray.rl.core` and done by `fray.r
 - `activity_tracker`: work in progress, health of modules, metrics.
 - `nexrl_module`: the base class of all components.
 - `data_loader`, `trajectory_pool`: items for rollout workers, and what they made of them.
+- `validator`, `weight_sync_controller`: means of scores; versions of trainer and servers.
 - `resource_manager`: actors of roles, by `fray.blocking`.
 - `guide_run`, `controller`: a configuration of the guide as a run; above `fray.rl.run`.
 """

@@ -142,7 +142,7 @@ class NexRLController(NexRLModule):
 
     def _check_finish(self) -> bool:
         """Return whether the run has done its updates, or has ended."""
-        trainer = self._run.trainer
+        trainer = self._run.parts.trainer
         steps = None if trainer is None else trainer.steps
         return self.result is not None or (steps is not None and self.activity_tracker.get_training_step() >= steps)
 

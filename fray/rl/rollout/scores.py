@@ -102,16 +102,19 @@ def scores_of(result: object, samples: int) -> list[Score | MadeTrajectories]:
     """Return what an episode returned as a list of scores.
 
     Args:
-        result: a `Score` or `MadeTrajectories`, or an iterable of them.
+        result: a `Score`, a trajectory (a dict with ``tokens`` and ``loss_mask``, for training without a reply), or
+            `MadeTrajectories`; or an iterable of them.
         samples: expected number of scores.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: it is of another kind.
         ValueError: another number of scores.
+        InvalidReward: the reward of a trajectory is not a finite number.
     """
     kinds = (Score, MadeTrajectories)
-    scores = [result] if isinstance(result, kinds) else list(result) if isinstance(result, Iterable) else None
-    if scores is None or not all(isinstance(one, kinds) for one in scores):
+    several = result if isinstance(result, Iterable) and not isinstance(result, Mapping) else [result]
+    scores = [_made_of(one) for one in several]
+    if not all(isinstance(one, kinds) for one in scores):
         expected = "rl.score(reply, reward=...)" if samples == 1 else f"a list of {samples} of rl.score(reply, ...)"
         raise TypeError(f"an episode returned {type(result).__name__}; expected {expected}")
     if len(scores) != samples:
@@ -146,6 +149,14 @@ def trajectories_of(one: Score, turns: Sequence[ScoredReply]) -> tuple[Trajector
         made.append(trajectory_of(Score(last, one.reward, one.extra), left))
         left = [turn for turn in left if turn is not last and not _begins(last.prompt_ids, turn)]
     return tuple(made)
+
+
+def _made_of(result: Any) -> Any:
+    """Return what an episode made of a trajectory that it returned; anything else as it is."""
+    if not isinstance(result, Mapping) or not {"tokens", "loss_mask"} <= result.keys():
+        return result
+    rewards = {"reward": _finite("reward", result["reward"])} if "reward" in result else {}
+    return MadeTrajectories(({**result, **rewards},))
 
 
 def trajectory_of(last: Score, turns: Sequence[ScoredReply]) -> Trajectory:

@@ -212,15 +212,18 @@ class Engine:
         self._open.clear()
         return answers + waiting
 
-    def load(self, version: VersionName, table: WeightTable, buffer: Any) -> None:
+    def load(self, version: VersionName, table: WeightTable | None, buffer: Any) -> None:
         """Load weights from a flat buffer; completions under way continue with them.
+
+        Without a table, the weights stay, under the name of the version.
 
         The keys and values of their earlier tokens stay those of the earlier weights.
 
         Raises:
             ValueError: as `flat_weights.load`; version and weights are as before then.
         """
-        flat_weights.load(self._weights, table, buffer)
+        if table is not None:
+            flat_weights.load(self._weights, table, buffer)
         for sequence, count in zip(self._sequences, self._rows["count"].tolist(), strict=False):
             self._close_segment(sequence, count)
         self.version = version

@@ -19,6 +19,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from fray.rl.core.advantages import next_baseline
@@ -36,7 +37,7 @@ from fray.rl.tensors.token_tensors import mean_over
 from fray.rl.train.batch_advantages import advantages_of, needed_keys
 from fray.rl.train.errors import NonFiniteUpdatesError
 from fray.rl.train.settings import GRPO
-from fray.rl.train.trajectory_checks import check_trajectory
+from fray.rl.train.trajectory_checks import check_trajectory, name_of
 from fray.rl.weights_table import WeightTable
 
 NON_FINITE_LIMIT = 3
@@ -75,7 +76,7 @@ class PolicyTrainer:
             self.weights = self._adapters.add(POLICY_ADAPTER, settings.lora).tensors
         # The reference of an adapter is the model without it.
         self._reference = None if settings.kl is None or settings.lora is not None else _frozen_copy(self.model)
-        self._kl_control = _controller(settings)
+        self._kl_control = kl_controller(settings)
         self._dtype = getattr(torch, settings.dtype)
         if settings.gradient_checkpointing:
             _checkpoint_gradients(self.model)
@@ -97,6 +98,9 @@ class PolicyTrainer:
         self.not_finite = 0
         """Updates that were not applied, as a loss or gradient was not finite."""
         self._not_finite_in_a_row = 0
+        self._pending_rows: list[Trajectory] = []
+        """Trajectories whose gradients wait for `optim_step`."""
+        self._pending_loss = 0.0
 
     @cached_property
     def table(self) -> WeightTable:
@@ -127,12 +131,15 @@ class PolicyTrainer:
 
         Raises ValueError for tokens or masks that `update` would refuse.
         """
+        return self._logprobs_by(trajectories, is_reference=False)
+
+    def _logprobs_by(self, trajectories: Sequence[Trajectory], *, is_reference: bool) -> list[list[float]]:
         for index, trajectory in enumerate(trajectories):
             check_trajectory(trajectory, vocabulary_size=self.lm.vocabulary_size, needs=(), index=index)
         batch = self._token_batch(trajectories)
-        with self._adapting(POLICY_ADAPTER):
-            rows = self._score(self.model, batch).tolist()
-        return [row[:length] for row, length in zip(rows, batch.lengths, strict=True)]
+        with self._adapting(None if is_reference else POLICY_ADAPTER):
+            scores = self._score((self._reference or self.model) if is_reference else self.model, batch)
+        return [row[:length] for row, length in zip(scores.tolist(), batch.lengths, strict=True)]
 
     def update(self, trajectories: Sequence[Trajectory] | Batch) -> dict[str, float]:
         """Train on a batch; return metrics of it, as docs/rl-internals.md lists them.
@@ -174,13 +181,93 @@ class PolicyTrainer:
         metrics |= self._note(outcome, rewards, metrics.get("kl", 0.0))
         seconds = self._clock() - start
         metrics |= {"seconds": seconds, "tokens_per_s": metrics["tokens"] / seconds if seconds > 0 else 0.0}
+        self._raise_if_stuck(rows)
+        return metrics
+
+    def _raise_if_stuck(self, rows: Sequence[Trajectory]) -> None:
         if self._not_finite_in_a_row >= NON_FINITE_LIMIT:
             path = trainer_files.dump(rows, self._dump_directory or tempfile.mkdtemp(prefix="fray-rl-"))
             raise NonFiniteUpdatesError(
                 f"loss or gradient was not finite in {self._not_finite_in_a_row} updates in a row, and none of them "
                 f"was applied: the weights are those after {self.updates} updates. The last batch is in {path}"
             )
-        return metrics
+
+    # An update in two parts -------------------------------------------------------------------------------------------
+
+    def forward_backward(
+        self, trajectories: Sequence[Trajectory] | Batch, *, loss: str | None = None
+    ) -> dict[str, float]:
+        """Add the gradient of a batch to those since the last `optim_step`; return metrics of it.
+
+        Args:
+            trajectories: as of `update`, with ``advantages`` in place of ``reward``: a number, or one for each token.
+            loss: one of `LOSS_OPTIONS`, with its default options; default: that of the settings, with theirs.
+
+        Raises:
+            ValueError: as `update`; with a correction, ratios and all else are those of this batch alone.
+        """
+        rows, settings = _rows_of(trajectories), self.settings
+        if loss not in (None, settings.loss):
+            self.settings = evolve(settings, loss=loss, clip_low=None, clip_high=None, loss_options={})
+        try:
+            with self._adapting(POLICY_ADAPTER):
+                return self._forward_backward(rows)
+        finally:
+            self.settings = settings
+
+    def _forward_backward(self, rows: list[Trajectory]) -> dict[str, float]:
+        is_supervised = self.settings.loss == "cross_entropy"
+        for index, row in enumerate(rows):
+            needs = () if is_supervised else ("logprobs", "advantages")
+            limits = {"vocabulary_size": self.lm.vocabulary_size, "max_length": self.lm.max_length}
+            check_trajectory(row, needs=needs, index=index, **limits)
+        if not rows:
+            return {"trajectories": 0.0, "loss": 0.0}
+        batch, metrics = self._with_logprobs(self._token_batch(rows))
+        if not is_supervised:
+            advantages = [_of_each_token(row["advantages"], row) for row in rows]
+            batch = batch.with_columns(advantages=batch.column(advantages))
+            if not bool(torch.where(batch.mask, batch.columns["advantages"], 0.0).any()):
+                # Without a gradient: a step would still decay the weights.
+                return metrics | _rollout_metrics(batch, []) | {"zero_advantages": 1.0, "loss": 0.0}
+        sums: dict[str, float] = defaultdict(float)
+        total, tokens = self._backward(batch, sums, metrics)
+        self._pending_loss += total
+        self._pending_rows += rows
+        rewards = [float(row["reward"]) for row in rows] if all("reward" in row for row in rows) else []
+        means = {name: value / max(tokens, 1.0) for name, value in sums.items()}
+        return metrics | _rollout_metrics(batch, rewards) | means | {"loss": total}
+
+    def optim_step(self, lr: float | None = None) -> dict[str, float]:
+        """Do an optimizer step with the gradients since the last one; return metrics of it.
+
+        Nothing changes if there are none (``skipped``), or loss or gradient are not finite (``not_finite``).
+
+        Args:
+            lr: learning rate; default: that of the settings.
+
+        Raises:
+            NonFiniteUpdatesError: as `update`.
+        """
+        rate = self._learning_rate() if lr is None else lr
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        rows, loss = self._pending_rows, self._pending_loss
+        self._pending_rows, self._pending_loss = [], 0.0
+        is_finite, norm = self._apply_gradient(loss)
+        metrics = self._count("skipped" if not rows else "updated" if is_finite else "not_finite")
+        self._raise_if_stuck(rows)
+        return metrics | {"lr": rate, "grad_norm": norm}
+
+    def reference_logprobs(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
+        """Return the logprobs of the frozen reference, as `logprobs`.
+
+        Raises:
+            ValueError: there is none, as the settings have no penalty; or as `logprobs`.
+        """
+        if self.settings.kl is None:
+            raise ValueError("no reference model: GRPO(kl=...) keeps one")
+        return self._logprobs_by(trajectories, is_reference=True)
 
     def save(self, directory: str | Path) -> None:
         """Write model, tokenizer, optimizer, schedule and generators into a directory, which is made if needed.
@@ -310,6 +397,20 @@ class PolicyTrainer:
 
         A correction that is computed here is that of the whole batch, and so are its metrics.
         """
+        total, tokens = self._backward(minibatch, sums, of_correction)
+        if not tokens:
+            self._optimizer.zero_grad()
+            return "skipped"
+        is_finite, norm = self._apply_gradient(total)
+        sums["trained_tokens"] += tokens
+        sums["loss"] += total
+        sums["grad_norm"] += norm
+        return "updated" if is_finite else "not_finite"
+
+    def _backward(
+        self, minibatch: TokenBatch, sums: dict[str, float], of_correction: dict[str, float]
+    ) -> tuple[float, float]:
+        """Add the gradient of a minibatch; return its loss, and the number of tokens that count in it."""
         settings = self.settings
         parts = minibatch.parts(settings.micro_batch, settings.micro_batch_tokens)
         denominator = None
@@ -328,19 +429,17 @@ class PolicyTrainer:
                     of_correction[name] = value
                 else:
                     sums[name] += value * of_part
-        if not tokens:
-            self._optimizer.zero_grad()
-            return "skipped"
-        limit = math.inf if settings.grad_clip is None else settings.grad_clip
+        return total, tokens
+
+    def _apply_gradient(self, loss: float) -> tuple[bool, float]:
+        """Do an optimizer step if loss and gradient are finite, and forget the gradient; return that, and its norm."""
+        limit = math.inf if self.settings.grad_clip is None else self.settings.grad_clip
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, limit))
-        is_finite = math.isfinite(total) and math.isfinite(norm)
+        is_finite = math.isfinite(loss) and math.isfinite(norm)
         if is_finite:
             self._optimizer.step()
         self._optimizer.zero_grad()
-        sums["trained_tokens"] += tokens
-        sums["loss"] += total
-        sums["grad_norm"] += norm
-        return "updated" if is_finite else "not_finite"
+        return is_finite, norm
 
     def _loss(self, part: TokenBatch, denominator: float | None) -> tuple[Tensor, dict[str, float]]:
         """Return the loss of a part of a minibatch, and metrics of it: means over its tokens, ``tokens``, ``loss``."""
@@ -405,7 +504,15 @@ class PolicyTrainer:
         self._optimizer.load_state_dict(moments)
 
     def _note(self, outcome: str, rewards: list[float], kl: float) -> dict[str, float]:
-        """Count what became of a batch; return it as metrics."""
+        """Count what became of a batch, and adapt to it; return it as metrics."""
+        metrics = self._count(outcome)
+        if outcome == "updated":
+            self._kl_control.update(kl, len(rewards))
+            if self.settings.advantage == "reinforce" and rewards:
+                self._baseline = next_baseline(self._baseline, rewards, self.settings.baseline_decay)
+        return metrics
+
+    def _count(self, outcome: str) -> dict[str, float]:
         self._not_finite_in_a_row = self._not_finite_in_a_row + 1 if outcome == "not_finite" else 0
         self.updates += outcome == "updated"
         self.skipped += outcome == "skipped"
@@ -413,10 +520,6 @@ class PolicyTrainer:
         metrics = {name: float(outcome == name) for name in ("updated", "skipped", "not_finite")}
         if self.settings.kl is not None:
             metrics["kl_coefficient"] = self._kl_control.value
-        if outcome == "updated":
-            self._kl_control.update(kl, len(rewards))
-            if self.settings.advantage == "reinforce" and rewards:
-                self._baseline = next_baseline(self._baseline, rewards, self.settings.baseline_decay)
         return metrics | {"updates": float(self.updates)}
 
 
@@ -425,6 +528,17 @@ def _rows_of(trajectories: Sequence[Trajectory] | Batch) -> list[Trajectory]:
         return list(trajectories)
     count = len(trajectories) - trajectories.metadata.get("padding_rows", 0)
     return [{name: column[row] for name, column in trajectories.values.items()} for row in range(count)]
+
+
+def _of_each_token(value: Any, row: Trajectory) -> list[float]:
+    """Return advantages of a trajectory, one for each token."""
+    values = value.tolist() if hasattr(value, "tolist") else value
+    found = [float(each) for each in values] if isinstance(values, Sequence) else [float(values)] * len(row["tokens"])
+    if len(found) != len(row["tokens"]):
+        raise ValueError(f"{name_of(row)}: advantages has {len(found)} numbers for {len(row['tokens'])} tokens")
+    if not all(map(math.isfinite, found)):
+        raise ValueError(f"{name_of(row)}: advantages has a number that is not finite")
+    return found
 
 
 def _rollout_metrics(batch: TokenBatch, rewards: list[float]) -> dict[str, float]:
@@ -441,7 +555,7 @@ def _rollout_metrics(batch: TokenBatch, rewards: list[float]) -> dict[str, float
     return metrics
 
 
-def _controller(settings: GRPO) -> AdaptiveKlController | FixedKlController:
+def kl_controller(settings: GRPO) -> AdaptiveKlController | FixedKlController:
     kl = settings.kl
     if kl is None:
         return FixedKlController(0.0)

@@ -107,6 +107,10 @@ class TokenBatch:
             yield longest_first[:count]
             del longest_first[:count]
 
+    def column(self, values: Sequence[Sequence[float]]) -> Tensor:
+        """Return a tensor `[rows, tokens]`, float32, of a number for each token of each row."""
+        return _padded(values, self.lengths, np.float32, 0.0).to(self.ids.device)
+
     def spread(self, values: Sequence[Sequence[float]]) -> Tensor:
         """Return a tensor `[rows, tokens]`, float32, of one number for each row, or for each of its turns.
 
