@@ -53,13 +53,16 @@ class NodeCertificate:
 
     def load(self) -> None:
         """Show the stored certificate, if it is still valid, and accept the stored authorities."""
-        try:
-            self._learn(self._file(AUTHORITIES).read_bytes())
-            text = self._file(FILE).read_bytes()
-            key, mark, chain = text.partition(b"-----BEGIN CERTIFICATE-----")
-            self._show(TlsIdentity(mark + chain, key))
-        except (OSError, FrayError) as error:
-            log.debug("no stored certificate: %s", error)
+        # The first is missing beside a certificate of `fray ca issue`.
+        for file, use in ((AUTHORITIES, self._learn), (FILE, self._read)):
+            try:
+                use(self._file(file).read_bytes())
+            except (OSError, FrayError) as error:
+                log.debug("nothing usable in %s: %s", file, error)
+
+    def _read(self, text: bytes) -> None:
+        key, mark, chain = text.partition(b"-----BEGIN CERTIFICATE-----")
+        self._show(TlsIdentity(mark + chain, key))
 
     def _learn(self, authorities: bytes) -> None:
         found = read_pem(authorities)[:PINS_LIMIT]

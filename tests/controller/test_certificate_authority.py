@@ -259,6 +259,22 @@ async def test_a_node_renews_at_half_of_the_time_and_keeps_it_in_its_directory(
     assert restarted.dialer.identity == node.dialer.identity
 
 
+def test_a_node_shows_what_fray_ca_issue_has_put_into_its_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, state = tmp_path / "store", tmp_path / "node"
+    store.mkdir()
+    state.mkdir()
+    pins = create(store, time.time()).pins
+    assert main(["ca", "issue", "--store", str(store), "n1", "--out", str(state / FILE)]) == 0
+    assert f"{state / FILE}: certificate of node n1 until " in capsys.readouterr().out
+    assert stat.S_IMODE((state / FILE).stat().st_mode) == 0o600
+    node = NodeCertificate(TlsDialer(), str(state), f"tls:controller:7421#{pins[0]}", time.time)
+    node.load()
+    assert node.dialer.identity is not None
+    assert certificates.read_certificate(node.dialer.identity.chain).names == (f"{NODE_URI}n1",)
+
+
 async def test_a_node_that_was_away_for_two_days_does_not_show_what_has_expired(
     tmp_path: Path, autojump_clock: Any
 ) -> None:
