@@ -332,7 +332,8 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("coordinator", "records", "rollout", "trainer_process"),
         ("controller", "rollout_worker"),
         ("run",),
-        ("nexrl.guide_run", "recipe.run_recipe"),
+        ("recipe.run_recipe",),
+        ("nexrl.guide_run",),
         ("nexrl.controller",),
     ),
     "runtime": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -33,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     variables = source_env_file(options.recipe)
     settings = read_settings(options.recipe, options.overrides)
     if is_guide_config(settings.values):
-        return _run_guide(guide_config(settings), options)
+        return _run_guide(guide_config(settings), variables, options)
     run = run_of(settings, env_vars={**(settings.values.get("env_vars") or {}), **variables})
     if options.dry:
         _print_plan(settings.values, processes_of(run.parts), options.json)
@@ -95,27 +96,15 @@ def _flat(values: dict[str, Any], prefix: str = "") -> Any:
             yield f"{prefix}{key}", "***" if "api_key" in key and value else str(value)
 
 
-def _run_guide(config: Any, options: argparse.Namespace) -> int:
-    from fray import rl
+def _run_guide(config: Any, variables: Mapping[str, str], options: argparse.Namespace) -> int:
+    from attrs import asdict
 
-    controller: Any = getattr(rl, "NexRLController", None)
-    if controller is None:
-        raise InvalidRequest("recipes in the words of NexRL's guide need NexRLController, which this release lacks")
+    from fray.rl.nexrl.controller import NexRLController
+
+    controller = NexRLController(config, env_vars=variables)
     if options.dry:
-        from attrs import asdict
-
-        service = config.service.inference_service
-        rows = [
-            {"part": "trainer", "count": 1, "does": config.trainer.type, "reserves": "nothing"},
-            {"part": "server", "count": service.servers, "does": service.backend, "reserves": "nothing"},
-            {
-                "part": "rollout",
-                "count": config.rollout_worker.processes or 1,
-                "does": f"{config.rollout_worker.num_workers} workers in all",
-                "reserves": "nothing",
-            },
-        ]
-        _print_plan(asdict(config, filter=lambda one, value: one.init and value is not None), rows, options.json)
+        values = asdict(config, filter=lambda one, value: one.init and value is not None)
+        _print_plan(values, processes_of(controller.parts), options.json)
         return 0
-    controller(config).run()
+    controller.run()
     return 0

@@ -13,13 +13,15 @@ import trio
 
 from fray.api.open import default_spec, open_cluster
 from fray.errors import InvalidRequest
+from fray.rl.controller import RunParts
 from fray.rl.nexrl.activity_tracker import ActivityTracker, ActivityTrackerProxy, ExperimentLogger
 from fray.rl.nexrl.data_loader import BaseDataLoader, MockDataLoader, TorchDataLoader
-from fray.rl.nexrl.guide_run import CHECKPOINTS, run_of_guide
+from fray.rl.nexrl.guide_run import CHECKPOINTS, copy_checkpoint, run_of_guide
 from fray.rl.nexrl.nexrl_module import NexRLModule
 from fray.rl.nexrl.trajectory_pool import TrajectoryPool
 from fray.rl.nexrl_types import ModelTag, NexRLRole
-from fray.rl.recipe.guide_config import guide_config
+from fray.rl.recipe.guide_config import GuideConfig, guide_config
+from fray.rl.recipe.run_recipe import source_env_file
 from fray.rl.recipe.sources import Source, read_settings
 from fray.rl.recipe.user_files import load_object
 from fray.rl.rollout_worker import (
@@ -59,7 +61,9 @@ class NexRLController(NexRLModule):
 
     Args:
         config: a DictConfig, a mapping or a YAML file. ``launch_mode``: ``local`` runs in processes of this machine,
-            ``cluster`` (and ``ray``) on the cluster of ``FRAY_CLUSTER_SPEC`` or ``fray login``.
+            ``cluster`` (and ``ray``) on the cluster of ``FRAY_CLUSTER_SPEC`` or ``fray login``. Beside a file
+            ``NAME.yaml``, ``NAME.env.sh`` is run first.
+        env_vars: variables of the environment of all processes. Default: those of ``NAME.env.sh``.
 
     Raises:
         InvalidRequest: a key or value is wrong, or a file of the user cannot be loaded; nothing was started.
@@ -80,11 +84,16 @@ class NexRLController(NexRLModule):
     }
     """Classes by role and ``type``; a class that is added here may be named in configurations."""
 
-    def __init__(self, config: Source) -> None:
+    def __init__(self, config: Source, *, env_vars: Mapping[str, str] | None = None) -> None:
         super().__init__()
         self.set_module_name("controller")
+        if env_vars is None and isinstance(config, str | os.PathLike):
+            env_vars = source_env_file(Path(config))
+        self._env_vars = dict(env_vars or {})
         types = {SECTIONS[role]: tuple(known) for role, known in self.MODULE_REGISTRY.items()}
-        self._config = guide_config(read_settings(config), types=types)
+        if not isinstance(config, GuideConfig):
+            config = guide_config(read_settings(config), types=types)
+        self._config: GuideConfig = config
         self.activity_tracker = ActivityTracker(self._config)
         self.set_activity_tracker(ActivityTrackerProxy(self.activity_tracker))
         self.activity_tracker.register_module("controller", self)
@@ -107,6 +116,7 @@ class NexRLController(NexRLModule):
             InvalidRequest: ``launch_mode`` is ``cluster``, and no cluster is named.
         """
         self._token = trio.lowlevel.current_trio_token()
+        copy_checkpoint(self._config)
         work = self.activity_tracker.start(self.get_module_name(), "runs")
         try:
             with trio.CancelScope() as self._cancel_scope:
@@ -118,6 +128,11 @@ class NexRLController(NexRLModule):
         finally:
             self.activity_tracker.end(work)
             self._cancel_scope = None
+
+    @property
+    def parts(self) -> RunParts:
+        """Parts of the run: what its processes are, and how it decides."""
+        return self._run.parts
 
     # Methods of the guide
 
@@ -219,6 +234,7 @@ class NexRLController(NexRLModule):
             validate,
             on_step=self._on_step,
             on_validation=self._on_validation,
+            env_vars=self._env_vars,
         )
 
     def _on_step(self, metrics: dict[str, float]) -> None:

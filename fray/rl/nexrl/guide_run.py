@@ -16,6 +16,7 @@ from fray.rl.core.trajectory_store import ReadyRule
 from fray.rl.model_spec import ModelSpec, TinyLlama
 from fray.rl.nexrl.data_loader import BaseDataLoader, RowDataLoader
 from fray.rl.recipe.guide_config import GuideConfig
+from fray.rl.recipe.run_recipe import resources_of
 from fray.rl.rollout_worker import BaseRolloutWorker, WorkerEpisode
 from fray.rl.run import Run
 from fray.rl.train.settings import GRPO
@@ -47,7 +48,7 @@ def run_of_guide(
     loader = loader_class(data)
     rows = rows_of(loader, "data")
     settings = _training(config)
-    output, resumed = _output(config)
+    output, _ = _output(config)
     validation: dict[str, Any] = {}
     if validate_loader_class is not None and (weight.validate_freq or config.validate.validate_before_train):
         assert config.validate.data is not None
@@ -79,6 +80,9 @@ def run_of_guide(
         output=output,
         save_every=trainer.save_freq or NO_SAVE,
         keep_checkpoints=not trainer.remove_previous_ckpt,
+        deterministic=config.deterministic,
+        name=f"{config.project_name}-{config.experiment_name}",
+        resources=resources_of(config.resources, "config"),
         **validation,
         **options,
     )
@@ -86,11 +90,20 @@ def run_of_guide(
     order = evolve(plan.order, skip_batches=data.skip_batches)
     rule = ReadyRule(config.trajectory_pool.check_batch_ready_function)
     run.parts = evolve(run.parts, plan=evolve(plan, order=order, rule=rule))
+    return run
+
+
+def copy_checkpoint(config: GuideConfig) -> None:
+    """Copy the checkpoint of ``resume.mode: from_path`` to those of the run, unless it is there."""
+    output, resumed = _output(config)
     if resumed is not None and output is not None:
         target = output / CHECKPOINTS / resumed.name
         if not target.exists():
-            shutil.copytree(resumed, target)
-    return run
+            # Under another name until it is complete.
+            unfinished = target.with_name(f"{target.name}.copy")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            shutil.copytree(resumed, unfinished)
+            unfinished.rename(target)
 
 
 def rows_of(loader: BaseDataLoader, key: str) -> list[dict[str, Any]]:

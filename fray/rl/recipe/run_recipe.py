@@ -61,7 +61,7 @@ def run_of(settings: Settings, **options: Any) -> Run:
     if found.get("output") is not None:
         found["output"] = directory / str(found["output"])
     if "resources" in found:
-        found["resources"] = _resources(found["resources"], name)
+        found["resources"] = resources_of(found["resources"], name)
     with _at(name, ""):
         return Run(**{**found, **options})
 
@@ -165,7 +165,8 @@ def _loaded(reference: Any, directory: Path, source: str, path: str) -> Any:
         return load_object(reference, directory)
 
 
-def _resources(value: Any, source: str) -> dict[str, ResourceConfig]:
+def resources_of(value: Any, source: str) -> dict[str, ResourceConfig]:
+    """Return what each part of a run reserves. Raises InvalidRequest with the path of what is wrong."""
     if not isinstance(value, Mapping):
         raise invalid(source, [("resources", f"found {value!r}; expected a mapping, such as trainer: {{gpu: 1}}")])
     return {part: _reserved(wanted, source, f"resources.{part}") for part, wanted in value.items()}

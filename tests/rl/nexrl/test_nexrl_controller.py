@@ -15,6 +15,7 @@ from fray.rl.checkpoint import RECORD_FILE, STATE_FILE
 from fray.rl.core.trajectory_store import ReadyRule
 from fray.rl.core.versions import SyncMode
 from fray.rl.nexrl.data_loader import MockDataLoader
+from fray.rl.nexrl.guide_run import copy_checkpoint
 from fray.rl.rollout_worker import SingleTurnMathRolloutWorker
 
 CONFIG: dict[str, Any] = {
@@ -193,6 +194,8 @@ def test_a_checkpoint_of_another_run_is_copied_once(tmp_path: Path) -> None:
     }
     controller = rl.NexRLController(config(changes))
     assert controller._load_initial_checkpoint() == str(from_)
+    copy_checkpoint(controller._config)
+    copy_checkpoint(controller._config)
     assert (tmp_path / "new" / "checkpoints" / "global_step_4" / STATE_FILE).is_file()
 
 
