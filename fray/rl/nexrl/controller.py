@@ -19,6 +19,8 @@ from fray.rl.nexrl.data_loader import BaseDataLoader, MockDataLoader, TorchDataL
 from fray.rl.nexrl.guide_run import CHECKPOINTS, copy_checkpoint, run_of_guide
 from fray.rl.nexrl.nexrl_module import NexRLModule
 from fray.rl.nexrl.trajectory_pool import TrajectoryPool
+from fray.rl.nexrl.validator import Validator
+from fray.rl.nexrl.weight_sync_controller import WeightSyncController
 from fray.rl.nexrl_types import ModelTag, NexRLRole
 from fray.rl.recipe.guide_config import GuideConfig, guide_config
 from fray.rl.recipe.run_recipe import source_env_file
@@ -34,6 +36,13 @@ from fray.rl.rollout_worker import (
     SingleTurnMathRolloutWorker,
 )
 from fray.rl.run import Run, RunResult
+from fray.rl.trainer import (
+    BaseTrainer,
+    RemoteApiCrossEntropyTrainer,
+    RemoteApiGrpoTrainer,
+    SelfHostedGrpoTrainer,
+    SelfHostedTrainer,
+)
 from fray.runtime.runtime import current_or_none
 
 logger = logging.getLogger("fray.rl")
@@ -46,10 +55,13 @@ SECTIONS = {
     NexRLRole.TRAJECTORY_POOL: "trajectory_pool",
     NexRLRole.DATA_LOADER: "data",
     NexRLRole.VALIDATE_DATALOADER: "validate.data",
+    NexRLRole.WEIGHT_SYNC_CONTROLLER: "weight",
+    NexRLRole.VALIDATOR: "validate.eval",
 }
 """Section of the configuration with the ``type`` of a role."""
 CUSTOM = {
     NexRLRole.ROLLOUT_WORKER: ("custom_rollout_worker", BaseRolloutWorker),
+    NexRLRole.TRAINER: ("custom_trainer", BaseTrainer),
     NexRLRole.DATA_LOADER: ("custom_data_loader", BaseDataLoader),
     NexRLRole.VALIDATE_DATALOADER: ("custom_data_loader", BaseDataLoader),
 }
@@ -78,6 +90,14 @@ class NexRLController(NexRLModule):
             "pig_latin": PigLatinRolloutWorker,
             "single_turn_math": SingleTurnMathRolloutWorker,
         },
+        NexRLRole.TRAINER: {
+            "self_hosted": SelfHostedTrainer,
+            "self_hosted_grpo": SelfHostedGrpoTrainer,
+            "remote_api_grpo": RemoteApiGrpoTrainer,
+            "remote_api_cross_entropy": RemoteApiCrossEntropyTrainer,
+        },
+        NexRLRole.WEIGHT_SYNC_CONTROLLER: {"default": WeightSyncController},
+        NexRLRole.VALIDATOR: {"default": Validator},
         NexRLRole.TRAJECTORY_POOL: {"default": TrajectoryPool},
         NexRLRole.DATA_LOADER: {"mock": MockDataLoader, "torch": TorchDataLoader},
         NexRLRole.VALIDATE_DATALOADER: {"mock": MockDataLoader, "torch": TorchDataLoader},
@@ -232,6 +252,7 @@ class NexRLController(NexRLModule):
             self._get_module_class_for_role(NexRLRole.ROLLOUT_WORKER, config),
             self._get_module_class_for_role(NexRLRole.DATA_LOADER, config),
             validate,
+            self._get_module_class_for_role(NexRLRole.TRAINER, config),
             on_step=self._on_step,
             on_validation=self._on_validation,
             env_vars=self._env_vars,

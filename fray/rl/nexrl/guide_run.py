@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from attrs import evolve
+from attrs import evolve, fields
 
 from fray.errors import InvalidRequest
 from fray.rl.checkpoint import latest_checkpoint
@@ -20,7 +22,9 @@ from fray.rl.recipe.run_recipe import resources_of
 from fray.rl.rollout_worker import BaseRolloutWorker, WorkerEpisode
 from fray.rl.run import Run
 from fray.rl.train.settings import GRPO
+from fray.rl.trainer import BaseTrainer, MockTrainService, SelfHostedGrpoTrainer, SelfHostedTrainer
 
+logger = logging.getLogger("fray.rl")
 NO_SAVE = 2**31
 """Updates between two checkpoints where only the last one is written."""
 CHECKPOINTS = "checkpoints"
@@ -33,12 +37,13 @@ def run_of_guide(
     worker_class: Callable[[Mapping[str, Any]], BaseRolloutWorker],
     loader_class: LoaderClass,
     validate_loader_class: LoaderClass | None,
+    trainer_class: type[BaseTrainer],
     **options: Any,
 ) -> Run:
     """Return the run of a configuration.
 
     Args:
-        worker_class, loader_class, validate_loader_class: classes of its modules.
+        worker_class, loader_class, validate_loader_class, trainer_class: classes of its modules.
         options: further arguments of `Run`.
 
     Raises:
@@ -65,7 +70,7 @@ def run_of_guide(
         model=model_of(config),
         data=rows,
         rollout=WorkerEpisode(worker_class, _worker_config(config)),
-        trainer=settings,
+        trainer=_trainer_of(config, trainer_class, settings),
         rollout_workers=config.rollout_worker.num_workers,
         rollout_processes=config.rollout_worker.processes,
         inference_servers=config.service.inference_service.servers,
@@ -134,6 +139,8 @@ def model_of(config: GuideConfig) -> ModelSpec:
     """
     services = {"train_service": config.service.train_service, "inference_service": config.service.inference_service}
     found = {name: service.model for name, service in services.items() if service.model is not None}
+    if not found and services["train_service"].backend == "mock":
+        return TinyLlama()
     if not found:
         raise InvalidRequest(
             "service.train_service.model is missing: expected a name or directory of Hugging Face, or the arguments of "
@@ -194,8 +201,31 @@ def _training(config: GuideConfig) -> GRPO:
             f"trajectory_pool.batch_size is {batch}, which no whole number of groups of {size} fills: "
             f"expected a multiple of {size}"
         )
-    settings = evolve(config.grpo(), groups=batch // size, group_size=size)
-    return evolve(settings, loss="cross_entropy") if config.trainer.type == "remote_api_cross_entropy" else settings
+    return evolve(config.grpo(), groups=batch // size, group_size=size)
+
+
+def _trainer_of(config: GuideConfig, trainer_class: type[BaseTrainer], settings: GRPO) -> GRPO | BaseTrainer:
+    """Return the trainer: for GRPO with torch the run's own, which has the losses and corrections of `GRPO`.
+
+    Raises:
+        InvalidRequest: the class is abstract, or its constructor refuses the settings.
+    """
+    is_mock = config.service.train_service.backend == "mock"
+    if trainer_class is SelfHostedGrpoTrainer and not is_mock:
+        return settings
+    if inspect.isabstract(trainer_class):
+        raise InvalidRequest(
+            f"trainer.type {config.trainer.type!r} is the base class {trainer_class.__name__}: expected "
+            "self_hosted_grpo, or trainer.custom_trainer_module_path and custom_trainer_class_name"
+        )
+    values = {one.name: getattr(settings, one.name) for one in fields(GRPO) if one.init}
+    own = WorkerSettings({**config.algorithm, **config.trainer, **values})
+    own["model_tag"] = config.service.train_service.model_tag
+    service = {"train_service": MockTrainService()} if is_mock and issubclass(trainer_class, SelfHostedTrainer) else {}
+    try:
+        return trainer_class(own, **service)
+    except ValueError as error:
+        raise InvalidRequest(f"trainer: {error}") from None
 
 
 def _output(config: GuideConfig) -> tuple[Path | None, Path | None]:
@@ -222,8 +252,7 @@ def _output(config: GuideConfig) -> tuple[Path | None, Path | None]:
         return output, None
     wanted = Path(str(resume.resume_path))
     if found is not None and found.path.resolve() != wanted.resolve():
-        raise InvalidRequest(
-            f"resume.resume_path is {wanted}, but trainer.checkpoint_path already has {found.path.name}: "
-            "expected another checkpoint_path"
-        )
+        # The recipe is started again: its own checkpoints are later than the one that it began with.
+        logger.info("resume.resume_path is not used: trainer.checkpoint_path has %s", found.path.name)
+        return output, None
     return output, wanted

@@ -163,6 +163,22 @@ def test_the_local_example_trains_and_continues(kind: str, recipe: Path, monkeyp
     assert [step["step"] for step in continued.result.steps] == [3]
 
 
+@pytest.mark.parametrize("trainer", [pytest.param("self_hosted_grpo", marks=needs_torch)])
+def test_mock_pieces_run_together(trainer: str) -> None:
+    controller = rl.NexRLController(
+        {
+            "data": {"type": "mock", "size": 4, "rollout_repeat_n": 2},
+            "rollout_worker": {"type": "mock", "num_workers": 2},
+            "trajectory_pool": {"batch_size": 4, "group_size": 2, "key_list": ["group_id"]},
+            "trainer": {"type": trainer, "total_train_steps": 2},
+            "service": {"train_service": {"backend": "mock"}},
+        }
+    )
+    controller.run()
+    assert controller.result is not None
+    assert [step["step"] for step in controller.result.steps] == [1, 2]
+
+
 def test_file_mapping_and_dict_config_are_one_run(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     omegaconf = pytest.importorskip("omegaconf")
     monkeypatch.setenv("NEXRL_PATH", str(recipe.parent))

@@ -81,7 +81,7 @@ def test_keys_of_the_guide_are_the_settings_of_a_run() -> None:
     assert (plan.mode, plan.threshold, plan.rule) == (SyncMode.BATCH_ASYNC, 2, ReadyRule.LOADED_BATCH_FINISHED)
     assert (plan.keep_batch_order, plan.max_attempts, plan.order.seed) == (True, 5, None)
     assert (parts.servers, run.rollout_workers, run.model) == (2, 3, rl.TinyLlama(layers=1, width=16))
-    assert run.trainer is not None
+    assert isinstance(run.trainer, rl.GRPO)
     assert run.trainer.lr == 0.01
     worker = controller._get_module_class_for_role(rl.NexRLRole.ROLLOUT_WORKER, controller._config)
     assert worker is SingleTurnMathRolloutWorker
@@ -94,10 +94,17 @@ def test_steps_follow_from_the_epochs_and_batches_may_be_skipped() -> None:
     changes = {"trainer": {}, "data.epochs": 3, "data.skip_batches": 1, "data.shuffle": True, "data.seed": 7}
     plan = rl.NexRLController(config(changes))._run.parts.plan
     assert (plan.steps, plan.order.skip_batches, plan.order.seed) == (6, 1, 7)
-    changes = {"trainer.type": "remote_api_cross_entropy"}
-    trainer = rl.NexRLController(config(changes))._run.trainer
-    assert trainer is not None
-    assert trainer.loss == "cross_entropy"
+
+
+def test_the_type_of_the_trainer_is_its_class() -> None:
+    trainer = rl.NexRLController(config({"trainer.type": "remote_api_cross_entropy"}))._run.trainer
+    assert isinstance(trainer, rl.RemoteApiCrossEntropyTrainer)
+    assert (trainer.settings.groups, trainer.settings.group_size, trainer.settings.steps) == (2, 2, 3)
+    mock = config({"service": {"train_service": {"backend": "mock"}}})
+    trainer = rl.NexRLController(mock)._run.trainer
+    assert isinstance(trainer, rl.SelfHostedGrpoTrainer)
+    with pytest.raises(InvalidRequest, match="'self_hosted' is the base class SelfHostedTrainer"):
+        rl.NexRLController(config({"trainer.type": "self_hosted"}))
 
 
 def test_classes_of_the_user_are_loaded_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
