@@ -317,7 +317,7 @@ class RunState:
         record = self.record
         waiting = sum(task.samples for task in [*(task for _, task in record.waiting), *self._validation_waiting])
         leased = self._leases.samples + self._validation_leases.samples
-        return waiting + leased + len(record.store.samples) + len(record.batch_samples)
+        return waiting + leased + record.store.sample_count + len(record.batch_samples)
 
     def wait_reason(self, now: float | None = None) -> str:
         """Return what the trainer waits for, in one line; with the time ``now``, how long the slowest task takes."""
@@ -407,12 +407,14 @@ class RunState:
     @property
     def _is_exhausted(self) -> bool:
         record = self.record
-        return self._is_batch_finished and not record.plan.order.has_batch(record.loaded) and not record.store.samples
+        return (
+            self._is_batch_finished and not record.plan.order.has_batch(record.loaded) and not record.store.sample_count
+        )
 
     def _drop_incomplete(self) -> bool:
         """Drop groups that cannot become complete, or let the next batch be loaded. Return whether either was due."""
         record = self.record
-        if record.store.samples:
+        if record.store.sample_count:
             self._add(IncompleteDropped("group_incomplete"))
             return True
         if record.is_held:

@@ -111,6 +111,8 @@ class TrajectoryStore:
     """Number of samples that will never come, of groups of tasks of which none has come yet."""
     lost_slots: int = field(init=False, default=0)
     """Samples of groups that are missing as a whole."""
+    _complete_slots: int = field(init=False, default=0)
+    """Slots of the complete groups: counted along, since it is asked for with each sample."""
 
     def __attrs_post_init__(self) -> None:
         self.check_sizes()
@@ -137,7 +139,12 @@ class TrajectoryStore:
     @property
     def complete_slots(self) -> int:
         """Samples of complete groups, and those that are missing for good."""
-        return sum(group.slots for group in self._complete) + self.lost_slots
+        return self._complete_slots + self.lost_slots
+
+    @property
+    def sample_count(self) -> int:
+        """Number of all samples."""
+        return sum(len(group.samples) for groups in (self._growing.values(), self._complete) for group in groups)
 
     def put(self, sample: Sample, key: tuple[Hashable, ...]) -> SampleGroup | None:
         """Add a sample to the group of this key. Return the group if it is complete now."""
@@ -163,6 +170,7 @@ class TrajectoryStore:
             return None
         del self._growing[group.key]
         self._complete.append(group)
+        self._complete_slots += group.slots
         return group
 
     def is_ready(self, *, batch_finished: bool, is_last: bool) -> bool:
@@ -204,13 +212,17 @@ class TrajectoryStore:
             KeyError: no complete group has one of the samples.
         """
         wanted, taken = set(sample_ids), []
-        for group in self.complete:
+        left = []
+        for group in self._complete:
             if members := wanted.intersection(group.sample_ids):
                 wanted -= members
-                self._complete.remove(group)
                 taken.append(group)
+            else:
+                left.append(group)
         if wanted:
             raise KeyError(min(wanted))
+        self._complete = left
+        self._complete_slots -= sum(group.slots for group in taken)
         self.lost_slots -= lost
         return sorted(taken, key=lambda group: group.first_task)
 
