@@ -40,9 +40,13 @@ def request(name: str) -> GenerateRequest:
     return GenerateRequest(name, (1,), Sampling())
 
 
+async def max_length(route: ServerRoute) -> int:
+    return 256
+
+
 async def test_the_server_with_the_fewest_requests_gets_the_next() -> None:
     servers = Servers()
-    choice = ServerChoice(servers.call)
+    choice = ServerChoice(servers.call, max_length)
     choice.set_routes([route("a"), route("b")])
     async with trio.open_nursery() as nursery:
         for name in ("1", "2", "3"):
@@ -56,7 +60,7 @@ async def test_requests_of_a_silent_server_go_to_another_at_once() -> None:
     servers = Servers()
     servers.silent.add("a")
     servers.answers.set()
-    choice = ServerChoice(servers.call)
+    choice = ServerChoice(servers.call, max_length)
     choice.set_routes([route("a")])
     found: list[list[Completion]] = []
 
@@ -78,7 +82,7 @@ async def test_requests_of_a_silent_server_go_to_another_at_once() -> None:
 async def test_a_silent_server_gets_no_requests() -> None:
     servers = Servers()
     servers.answers.set()
-    choice = ServerChoice(servers.call)
+    choice = ServerChoice(servers.call, max_length)
     choice.set_routes([route("a", accepts=False)])
     async with trio.open_nursery() as nursery:
         nursery.start_soon(choice.send, request("1"))
@@ -92,7 +96,7 @@ async def test_requests_of_a_lost_server_go_to_another() -> None:
     servers = Servers()
     servers.lost.add("a")
     servers.answers.set()
-    choice = ServerChoice(servers.call)
+    choice = ServerChoice(servers.call, max_length)
     choice.set_routes([route("a"), route("b")])
     await choice.send(request("1"))
     assert servers.sent == [("a", "1"), ("b", "1")]
