@@ -11,5 +11,6 @@ Upwards, each may import those above it:
 - `language_model`: models of Hugging Face with their tokenizers, and tiny ones of random weights.
 - `sampling`: choice of the next tokens; `slot_cache`: keys and values of what is generated; `engine`: generation.
 - `adapter_trainer`: training of adapters by requests, for a service.
-- `token_batches`, `trainer_files`, `policy_trainer`: trajectories as tensors, checkpoints, and the trainer.
+- `ranks`, `token_batches`, `trainer_files`, `policy_trainer`: trajectories as tensors, checkpoints, and the trainer.
+- `padded_rows`: trajectories as NexRL's trainers pad them.
 """

@@ -32,6 +32,7 @@ from fray.rl.tensors.kl import kl_divergence, mismatch_k3
 from fray.rl.tensors.kl_control import AdaptiveKlController, FixedKlController
 from fray.rl.tensors.language_model import LanguageModel
 from fray.rl.tensors.losses import LossInputs, policy_loss
+from fray.rl.tensors.ranks import Ranks
 from fray.rl.tensors.token_batches import TokenBatch, score, score_in_parts
 from fray.rl.tensors.token_tensors import mean_over
 from fray.rl.train.batch_advantages import advantages_of, needed_keys
@@ -52,6 +53,8 @@ class PolicyTrainer:
             and are the reference, so make the trainer before `load`.
         settings: algorithm and numbers.
         clock: seconds, for the rate of tokens.
+        ranks: data-parallel trainers with equal models and settings, each of which is called with the same batches and
+            computes a share of each. Default: this one computes all.
         dump_directory: where the batch is written after `NON_FINITE_LIMIT` updates without success; default: a new
             directory for temporary files.
     """
@@ -62,12 +65,14 @@ class PolicyTrainer:
         settings: GRPO,
         *,
         clock: Callable[[], float] = time.perf_counter,
+        ranks: Ranks | None = None,
         dump_directory: str | Path | None = None,
     ) -> None:
         self.lm = lm
         self.settings = settings
         self.model = lm.model
         self._clock = clock
+        self._ranks = ranks
         self._dump_directory = dump_directory
         self._adapters = None if settings.lora is None else AdapterSet(lm.model)
         self.weights: Any = lm.model
@@ -326,7 +331,12 @@ class PolicyTrainer:
         return TokenBatch.of_trajectories(rows, self.lm.tokenizer.pad_id, self.lm.device)
 
     def _score(self, model: Any, batch: TokenBatch) -> Tensor:
-        return score_in_parts(model, batch, self.settings.micro_batch, self.settings.micro_batch_tokens, self._dtype)
+        limits = self._row_limit(batch), self.settings.micro_batch_tokens
+        return score_in_parts(model, batch, *limits, self._dtype, self._ranks)
+
+    def _row_limit(self, batch: TokenBatch) -> int | None:
+        limit = self.settings.micro_batch
+        return limit if self._ranks is None else self._ranks.row_limit(len(batch), limit)
 
     def _with_logprobs(self, batch: TokenBatch) -> tuple[TokenBatch, dict[str, float]]:
         """Return the batch with logprobs of trainer and reference, where they are needed before the update.
@@ -334,7 +344,8 @@ class PolicyTrainer:
         With one forward pass in the whole update, the trainer's logprobs are those of that pass.
         """
         settings, metrics = self.settings, {}
-        is_one_pass = settings.minibatches == 1 and batch.is_one_part(settings.micro_batch, settings.micro_batch_tokens)
+        limits = self._row_limit(batch), settings.micro_batch_tokens
+        is_one_pass = settings.minibatches == 1 and batch.is_one_part(*limits)
         is_kl_of_trainer = settings.kl is not None and settings.kl.place == "reward"
         if settings.ratio_refers_to == "trainer" and (is_kl_of_trainer or not is_one_pass):
             batch = batch.with_columns(old_logprobs=self._score(self.model, batch))
@@ -412,15 +423,20 @@ class PolicyTrainer:
     ) -> tuple[float, float]:
         """Add the gradient of a minibatch; return its loss, and the number of tokens that count in it."""
         settings = self.settings
-        parts = minibatch.parts(settings.micro_batch, settings.micro_batch_tokens)
+        parts: Sequence[TokenBatch] = minibatch.parts(self._row_limit(minibatch), settings.micro_batch_tokens)
         denominator = None
         if len(parts) > 1:
             kept = minibatch.columns.get("kept", minibatch.mask)
             denominator = denominator_of(kept, settings.aggregation, settings.aggregation_length)
-        total, tokens = 0.0, 0.0
-        for part in parts if denominator != 0 else ():
+        found = []
+        for part in (parts if self._ranks is None else self._ranks.own(parts)) if denominator != 0 else ():
             loss, numbers = self._loss(part, denominator)
             torch.autograd.backward(loss)
+            found.append(numbers)
+        if self._ranks is not None:
+            found = [numbers for of_rank in self._ranks.gather(found) for numbers in of_rank]
+        total, tokens = 0.0, 0.0
+        for numbers in found:
             total += numbers.pop("loss")
             of_part = numbers.pop("tokens")
             tokens += of_part
@@ -433,6 +449,8 @@ class PolicyTrainer:
 
     def _apply_gradient(self, loss: float) -> tuple[bool, float]:
         """Do an optimizer step if loss and gradient are finite, and forget the gradient; return that, and its norm."""
+        if self._ranks is not None:
+            self._ranks.add_gradients(self._parameters)
         limit = math.inf if self.settings.grad_clip is None else self.settings.grad_clip
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, limit))
         is_finite = math.isfinite(loss) and math.isfinite(norm)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fray.rl.nexrl_types import Trajectory
+from fray.rl.tensors.ranks import Ranks
 from fray.rl.train.trajectory_checks import turn_lengths
 
 
@@ -149,16 +150,25 @@ def score(model: Any, batch: TokenBatch, dtype: torch.dtype = torch.float32) -> 
 
 
 def score_in_parts(
-    model: Any, batch: TokenBatch, row_limit: int | None, token_limit: int | None, dtype: torch.dtype = torch.float32
+    model: Any,
+    batch: TokenBatch,
+    row_limit: int | None,
+    token_limit: int | None,
+    dtype: torch.dtype = torch.float32,
+    ranks: Ranks | None = None,
 ) -> Tensor:
-    """Return logprobs without gradient, `[rows, tokens]` as the batch, 0 where no token counts."""
+    """Return logprobs without gradient, `[rows, tokens]` as the batch, 0 where no token counts.
+
+    With ``ranks``, each computes a share of the parts.
+    """
     result = torch.zeros(batch.ids.shape, device=batch.ids.device)
     rows = torch.arange(len(batch), device=batch.ids.device)[:, None].expand(batch.ids.shape)
+    parts = batch.with_columns(row=rows).parts(row_limit, token_limit)
     with torch.no_grad():
-        for part in batch.with_columns(row=rows).parts(row_limit, token_limit):
+        for part in parts if ranks is None else ranks.own(parts):
             logprobs = torch.where(part.scored, score(model, part, dtype)[0], 0.0).float()
             result[part.columns["row"][:, 0], part.first : part.first + logprobs.shape[1]] = logprobs
-    return result
+    return result if ranks is None else ranks.add(result)
 
 
 def _padded(rows: Sequence[Any], lengths: Sequence[int], dtype: Any, padding: Any) -> Tensor:
