@@ -88,6 +88,10 @@ ALONE_OPENS: dict[str, str | tuple[str, ...]] = {
     "safetensors": "rl/tensors/",
     "iris": "v2/iris",
     "hypercorn": "http_server.py",
+    "tensorboard": "rl/records/trackers.py",
+    "wandb": "rl/records/trackers.py",
+    "trackio": "rl/records/trackers.py",
+    "mlflow": "rl/records/trackers.py",
     "starlette": ("rl/inference/", "tinker/"),
     "httpx": ("rl/inference/http_service.py", "tinker/http_client.py"),
 }

@@ -35,6 +35,7 @@ from fray.rl.inference.client import sampling_of
 from fray.rl.messages import RunStatus, ValidationResult
 from fray.rl.model_spec import ModelSpec
 from fray.rl.nexrl_types import Trajectory
+from fray.rl.records.trackers import TrackedRun, TrackerSet, check_trackers
 from fray.rl.rollout.process import Episode, EpisodePlan
 from fray.rl.rollout_worker import BaseRolloutWorker, WorkerEpisode
 from fray.rl.train.batch_advantages import needed_keys
@@ -123,6 +124,8 @@ class Run:
         min_servers: inference servers that must answer; with fewer, no task is given out. Default 1.
         name: by which `fray rl top` finds the run. Default: that of the output directory.
         env_vars: variables of the environment of all its processes. Default none beside those that they have anyway.
+        trackers: ``"tensorboard"`` (in the output directory), ``"wandb"``, ``"trackio"``, ``"mlflow"``: packages that
+            get the metrics of each update, beside the console and ``metrics.jsonl``. Default none.
         resources: what each ``"trainer"``, ``"server"`` and ``"rollout"`` process reserves. Default nothing.
         on_step: called in this process with the metrics of each update.
         on_validation: called in this process with the metrics of each validation.
@@ -167,6 +170,7 @@ class Run:
     min_servers: int = 1
     name: str | None = None
     env_vars: Mapping[str, str] = field(factory=dict)
+    trackers: Sequence[str] = ()
     resources: Mapping[str, ResourceConfig] = field(factory=dict)
     on_step: Callable[[dict[str, float]], object] | None = None
     on_validation: Callable[[dict[str, float]], object] | None = None
@@ -190,7 +194,8 @@ class Run:
         async with open_cluster(_default_spec()) as cluster:
             result = RunResult()
             log = _StepLog(result, self)
-            result.status = await _run_until_signal(self._controller(cluster, log), log)
+            with log:
+                result.status = await _run_until_signal(self._controller(cluster, log), log)
             return result
 
     async def run_on(self, cluster: Cluster) -> RunResult:
@@ -203,7 +208,8 @@ class Run:
             ActorDied: a part of the run failed more often than it may be restarted.
         """
         result = RunResult()
-        result.status = await self._controller(cluster, _StepLog(result, self)).run()
+        with _StepLog(result, self) as log:
+            result.status = await self._controller(cluster, log).run()
         return result
 
     def _controller(self, cluster: Cluster, log: _StepLog) -> RunController:
@@ -291,6 +297,7 @@ def _check_settings(run: Run) -> None:
         raise InvalidRequest(f"invalid liveness_s {run.liveness_s!r}: expected seconds above 0")
     if unknown := set(run.resources) - {"trainer", "server", "rollout"}:
         raise InvalidRequest(f"invalid key {min(unknown)!r} of resources; expected trainer, server or rollout")
+    check_trackers(run.trackers, run.output)
     _choice("episode", run.episode, ("sample", "group"))
     way = _member(WeightSync, "weight_sync", run.weight_sync)
     if way is WeightSync.DISK and run.output is None:
@@ -464,8 +471,16 @@ class _StepLog:
         self._result, self._run, self._began = result, run, time.monotonic()
         self._directory = None if run.output is None else Path(run.output)
         self._continued_after = -1
+        shown = {"model": str(run.model), **({} if run.trainer is None else run.trainer.as_dict())}
+        self._trackers = TrackerSet(run.trackers, TrackedRun(run.parts.name, self._directory, shown), self.note)
         if self._directory is not None:
             self._directory.mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> _StepLog:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._trackers.finish()
 
     def add_step(self, step: TrainedStep, status: RunStatus) -> None:
         metrics = {
@@ -478,6 +493,7 @@ class _StepLog:
         }
         self._result.steps.append(metrics)
         self._write(METRICS_FILE, [metrics])
+        self._trackers.log(metrics, step.number)
         if self._run.progress:
             print(_line(step, metrics, self._run.parts.trainer), file=sys.stderr, flush=True)
         if self._run.on_step is not None:
@@ -492,6 +508,7 @@ class _StepLog:
             self._remove(lambda one: one["step"] == number and _is_validation(one))
         self._result.validations.append(metrics)
         self._write(METRICS_FILE, [metrics])
+        self._trackers.log({name: value for name, value in metrics.items() if name.startswith(PREFIX)}, int(number))
         self.note(_validation_text(number, metrics))
         if self._run.on_validation is not None:
             self._run.on_validation(metrics)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +89,14 @@ class TrainerProcess:
 
     async def train_next(self) -> TrainedStep | None:
         """Do the next update; wait for its batch. None if there will be none."""
+        began = trio.current_time()
         batch: TrainingBatch | None = await repeatable(self._coordinator, "next_batch")(self._line)
+        wait_s = trio.current_time() - began
         if batch is None:
             return None
         trajectories = [one for group in batch.groups for content in group for one in loads(content)]
         metrics = await trio.to_thread.run_sync(self._trainer.update, trajectories)
+        metrics |= {"wait_s": wait_s, **ages_of(trajectories, batch.number - 1)}
         # A batch without anything to learn from is an update all the same: a run that has learned all comes to its end.
         return TrainedStep(batch.number, self._line, metrics, "not_finite" if metrics["not_finite"] else "")
 
@@ -148,3 +152,17 @@ class _OwnTrainer:
             except (TypeError, ValueError):
                 raise TypeError(f"{name} returned {key!r}: {value!r}; expected numbers") from None
         return metrics
+
+
+def ages_of(trajectories: Iterable[Mapping[str, Any]], current: int) -> dict[str, float]:
+    """Return the share of tokens by age: ``age/0`` are those of the current version, ``age/1`` of the one before it.
+
+    Args:
+        current: number of updates that the trainer's weights have.
+    """
+    counts: Counter[int] = Counter()
+    for one in trajectories:
+        for version, tokens in one.get("versions") or ():
+            counts[current - version.number] += tokens
+    total = counts.total()
+    return {f"age/{age}": count / total for age, count in sorted(counts.items())}

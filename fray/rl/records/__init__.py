@@ -2,5 +2,6 @@
 
 - `run_files`: settings and status in the output directory, and the runs of this machine by name.
 - `steps`: the groups of an update, from the journal, and what failed.
+- `trackers`: packages that get the metrics of each update.
 - `replay`: updates that are done again from their groups.
 """
