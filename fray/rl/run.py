@@ -471,7 +471,7 @@ class _StepLog:
         self._result, self._run, self._began = result, run, time.monotonic()
         self._directory = None if run.output is None else Path(run.output)
         self._continued_after = -1
-        shown = {"model": str(run.model), **({} if run.trainer is None else run.trainer.as_dict())}
+        shown = {"model": str(run.model), **({} if run.parts.trainer is None else run.parts.trainer.as_dict())}
         self._trackers = TrackerSet(run.trackers, TrackedRun(run.parts.name, self._directory, shown), self.note)
         if self._directory is not None:
             self._directory.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ NEEDED = ("torch", "transformers", "tokenizers", "safetensors", "omegaconf")
 def run(options: argparse.Namespace) -> int:
     """Run ``fray rl run``."""
     check_extra(("omegaconf",) if options.dry else NEEDED)
-    from fray.rl.recipe.guide_config import guide_config, is_guide_config
+    from fray.rl.recipe.guide_config import is_guide_config
     from fray.rl.recipe.run_recipe import run_of, source_env_file
     from fray.rl.recipe.sources import read_settings
 
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     variables = source_env_file(options.recipe)
     settings = read_settings(options.recipe, options.overrides)
     if is_guide_config(settings.values):
-        return _run_guide(guide_config(settings), variables, options)
+        return _run_guide(settings, variables, options)
     run = run_of(settings, env_vars={**(settings.values.get("env_vars") or {}), **variables})
     if options.dry:
         _print_plan(settings.values, processes_of(run.parts), options.json)
@@ -96,15 +96,15 @@ def _flat(values: dict[str, Any], prefix: str = "") -> Any:
             yield f"{prefix}{key}", "***" if "api_key" in key and value else str(value)
 
 
-def _run_guide(config: Any, variables: Mapping[str, str], options: argparse.Namespace) -> int:
-    from attrs import asdict
-
+def _run_guide(settings: Any, variables: Mapping[str, str], options: argparse.Namespace) -> int:
+    """Run a recipe in the words of NexRL's guide, as a program with `NexRLController` does."""
     from fray.rl.nexrl.controller import NexRLController
 
-    controller = NexRLController(config, env_vars=variables)
+    controller = NexRLController(settings, env_vars=variables)
     if options.dry:
-        values = asdict(config, filter=lambda one, value: one.init and value is not None)
-        _print_plan(values, processes_of(controller.parts), options.json)
+        _print_plan(settings.values, processes_of(controller.parts), options.json)
         return 0
     controller.run()
+    if options.json and controller.result is not None:
+        say_json({"steps": controller.result.steps, "status": controller.result.status})
     return 0

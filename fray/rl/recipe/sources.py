@@ -13,7 +13,7 @@ from attrs import frozen
 from fray.errors import InvalidRequest
 
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Any
-"""A YAML file, a mapping, or a DictConfig."""
+"""A YAML file, a mapping, a DictConfig, or `Settings` that were read."""
 NEXRL_PATH = "NEXRL_PATH"
 """Variable of the environment with the directory to which relative paths refer, if it is set."""
 
@@ -40,6 +40,8 @@ def read_settings(source: Source, overrides: Sequence[str] = ()) -> Settings:
         InvalidRequest: there is no such file, it is not YAML or not a mapping, an override has no ``=``, or an
             interpolation names nothing; or OmegaConf is needed and not installed.
     """
+    if isinstance(source, Settings):
+        return source
     file = Path(source).absolute() if isinstance(source, str | os.PathLike) else None
     name = f"recipe {source}" if file is not None else "config"
     base = os.environ.get(NEXRL_PATH)

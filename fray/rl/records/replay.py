@@ -37,6 +37,8 @@ def replay(output: Path, number: int) -> Iterator[ReplayedStep]:
     settings = read_settings_of(output)
     if settings.trainer is None:
         raise InvalidRequest(f"{output} has no updates: its run collected samples")
+    if settings.own_trainer:
+        raise InvalidRequest(f"{output} was trained by {settings.own_trainer}; updates of rl.GRPO(...) can be replayed")
     checkpoints = [one for one in complete_checkpoints(output / "checkpoints") if one.step < number]
     first = checkpoints[-1].step + 1 if checkpoints else 1
     # Missing ones are known before the first update, which may take long.

@@ -39,6 +39,8 @@ class RunSettings:
     model: ModelSpec
     trainer: GRPO | None
     threads: int | None
+    own_trainer: str = ""
+    """Name of the class of the user's own trainer."""
 
 
 class RecordedParts(Protocol):
@@ -54,6 +56,8 @@ class RecordedParts(Protocol):
     def trainer(self) -> GRPO | None: ...
     @property
     def threads(self) -> int | None: ...
+    @property
+    def own_trainer(self) -> object: ...
 
 
 class RunRecorder:
@@ -84,7 +88,8 @@ class RunRecorder:
         parts, output = self._parts, self._output
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)
-            settings = RunSettings(parts.name, parts.model, parts.trainer, parts.threads)
+            own = "" if parts.own_trainer is None else type(parts.own_trainer).__name__
+            settings = RunSettings(parts.name, parts.model, parts.trainer, parts.threads, own)
             _write(output / SETTINGS_FILE, dumps(settings, "the settings of the run"))
             _register(parts.name, output)
             self._write()

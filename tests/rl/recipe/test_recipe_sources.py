@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
 
+from fray.cli.main import main
 from fray.errors import InvalidRequest
 from fray.rl.recipe.guide_config import load_guide_config
 from fray.rl.recipe.sources import read_settings
@@ -22,6 +24,14 @@ trainer: {lr: 1e-5, total_train_steps: 3, checkpoint_path: ckpt}
 trajectory_pool:
   group_size: 4
   batch_size: ${trajectory_pool.group_size}
+"""
+GUIDE_YAML = """
+project_name: digits
+data: {type: mock, size: "${oc.decode:${oc.env:RECIPE_SIZE}}"}
+rollout_worker: {type: simple, num_workers: 4}
+trajectory_pool: {group_size: 2, batch_size: 4, key_list: [group_id]}
+trainer: {total_train_steps: 2, checkpoint_path: ckpt}
+service: {inference_service: {servers: 2, model: {layers: 1}}}
 """
 
 
@@ -65,6 +75,26 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path, text: str, overrides: li
     with pytest.raises(InvalidRequest) as caught:
         read_settings(file, overrides)
     assert message in str(caught.value)
+
+
+def test_the_command_takes_recipes_in_the_words_of_the_guide(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RECIPE_SIZE", "before")
+    (tmp_path / "guide.env.sh").write_text("RECIPE_SIZE=6\n")
+    (tmp_path / "guide.yaml").write_text(GUIDE_YAML)
+    assert main(["rl", "run", str(tmp_path / "guide.yaml"), "rollout_worker.num_workers=70", "--dry", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["recipe"]["data"]["size"] == 6
+    assert [(one["part"], one["count"], one["does"]) for one in plan["processes"]] == [
+        ("coordinator", 1, "data, groups, versions"),
+        ("trainer", 1, "updates TinyLlama"),
+        ("server", 2, "generates with TinyLlama"),
+        ("rollout", 2, "35 episodes at once"),
+    ]
+    assert not list(tmp_path.glob("ckpt*"))
+    assert main(["rl", "run", str(tmp_path / "guide.yaml"), "weight.sync_mod=sync"]) == 2
+    assert "weight.sync_mod: unknown key; did you mean sync_mode" in capsys.readouterr().err
 
 
 def test_a_recipe_that_is_missing_is_named(tmp_path: Path) -> None:
