@@ -17,7 +17,7 @@ from fray.rl.checkpoint import latest_checkpoint
 from fray.rl.core.trajectory_store import ReadyRule
 from fray.rl.model_spec import ModelSpec, TinyLlama
 from fray.rl.nexrl.data_loader import BaseDataLoader, RowDataLoader
-from fray.rl.recipe.guide_config import GuideConfig
+from fray.rl.recipe.guide_config import DataConfig, GuideConfig
 from fray.rl.recipe.run_recipe import resources_of
 from fray.rl.rollout_worker import BaseRolloutWorker, WorkerEpisode
 from fray.rl.run import Run
@@ -50,15 +50,17 @@ def run_of_guide(
         InvalidRequest: keys contradict one another, or ask for what a run cannot do; nothing was started.
     """
     trainer, weight, data = config.trainer, config.weight, config.data
-    loader = loader_class(data)
-    rows = rows_of(loader, "data")
+    _check_supported(config)
+    rows = _with_prompts(rows_of(loader_class(data), "data"), data, "data")
     settings = _training(config)
     output, _ = _output(config)
     validation: dict[str, Any] = {}
     if validate_loader_class is not None and (weight.validate_freq or config.validate.validate_before_train):
         assert config.validate.data is not None
+        section = config.validate.data
+        validation_rows = rows_of(validate_loader_class(section, is_validate=True), "validate.data")
         validation = {
-            "validation_data": rows_of(validate_loader_class(config.validate.data, is_validate=True), "validate.data"),
+            "validation_data": _with_prompts(validation_rows, section, "validate.data"),
             "validate_freq": weight.validate_freq or None,
             "validate_before": config.validate.validate_before_train,
         }
@@ -126,6 +128,43 @@ def rows_of(loader: BaseDataLoader, key: str) -> list[dict[str, Any]]:
     return rows
 
 
+def _with_prompts(rows: list[dict[str, Any]], data: DataConfig, path: str) -> list[dict[str, Any]]:
+    """Return rows whose ``prompt`` is what ``prompt_key`` names. Raises InvalidRequest if a row lacks it."""
+    key = data.prompt_key
+    if key == "prompt":
+        return rows
+    for number, row in enumerate(rows):
+        if key not in row:
+            raise InvalidRequest(f"{path}: row {number} lacks {key!r}, its prompt_key; it has {', '.join(sorted(row))}")
+    return [{**row, "prompt": row[key]} for row in rows]
+
+
+def _check_supported(config: GuideConfig) -> None:
+    """Raise InvalidRequest if a run cannot do what a key asks for."""
+    backend, method = config.service.inference_service.backend, config.weight.sync_method
+    if backend not in ("fray", "mock"):
+        raise InvalidRequest(
+            f"service.inference_service.backend is {backend!r}, which a run does not train with; expected 'fray', its "
+            "own servers"
+        )
+    if method != "memory":
+        raise InvalidRequest(
+            f"weight.sync_method is {method!r}; expected 'memory', by which the servers of a run get its weights"
+        )
+    if config.service.train_service.backend == "tinker":
+        raise InvalidRequest(
+            "service.train_service.backend is 'tinker'; expected 'torch', or a trainer of yours with a "
+            "TinkerServiceHolder: rl.Run(trainer=...)"
+        )
+    for path, section in (
+        ("data", config.data),
+        ("rollout_worker", config.rollout_worker),
+        ("trainer", config.trainer),
+    ):
+        if section.max_prompt_length is not None:
+            logger.warning("%s.max_prompt_length has no effect: servers refuse prompts above the model's context", path)
+
+
 def _items(loader: BaseDataLoader) -> Iterator[dict[str, Any]]:
     while loader.can_return_item() and (item := loader.get_next_item()) is not None:
         yield item
@@ -166,7 +205,8 @@ def _worker_config(config: GuideConfig) -> Any:
     worker = config.rollout_worker
     service = config.service.inference_service
     extra = {
-        "inference_service": dict(service),
+        # A mock worker asks no model.
+        "inference_service": {**service, "backend": "fray"},
         "directory": str(config.directory),
         "max_response_length": worker.max_response_length or config.trainer.max_response_length,
         "temperature": worker.temperature if worker.temperature is not None else service.temperature,

@@ -164,9 +164,12 @@ def test_the_local_example_trains_and_continues(kind: str, recipe: Path, monkeyp
 
 
 @pytest.mark.parametrize("trainer", [pytest.param("self_hosted_grpo", marks=needs_torch)])
-def test_mock_pieces_run_together(trainer: str) -> None:
+def test_mock_pieces_run_together_on_a_cluster(trainer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As the guide's example with Ray, without its lines with ray.
+    monkeypatch.setenv("FRAY_CLUSTER_SPEC", "machine")
     controller = rl.NexRLController(
         {
+            "launch_mode": "cluster",
             "data": {"type": "mock", "size": 4, "rollout_repeat_n": 2},
             "rollout_worker": {"type": "mock", "num_workers": 2},
             "trajectory_pool": {"batch_size": 4, "group_size": 2, "key_list": ["group_id"]},

@@ -214,6 +214,13 @@ def test_a_checkpoint_of_another_run_is_copied_once(tmp_path: Path) -> None:
         ({"service": {}}, "service.train_service.model is missing"),
         ({"service.inference_service.model": "other"}, "a run serves what it trains"),
         ({"service.train_service.model": {"layer": 1}}, "service.train_service.model: .*'layer'"),
+        (
+            {"service.inference_service.backend": "vllm"},
+            "backend is 'vllm', which a run does not train with",
+        ),
+        ({"service.train_service.backend": "tinker"}, "backend is 'tinker'; expected 'torch', or a trainer of yours"),
+        ({"weight.sync_method": "disk"}, "weight.sync_method is 'disk'; expected 'memory'"),
+        ({"data.prompt_key": "question"}, "data: row 0 lacks 'question', its prompt_key; it has prompt"),
         ({"resume.mode": "auto"}, "trainer.checkpoint_path is missing; resume.mode 'auto' needs it"),
         ({"rollout_worker.typ": "mock"}, r"rollout_worker.typ: unknown key; did you mean type\?"),
         ({"rollout_worker.type": "simpel"}, "rollout_worker.type: found 'simpel'"),
