@@ -99,6 +99,8 @@ campaign: venv
 	@$(PY) -m tests.simulation --seeds 0-299 --jobs $(TEST_WORKERS)
 	@$(PY) -m bench.restarts --count 1000
 	@$(PY) -m bench.faults --kills 300
+	@tools/venv rl
+	@.venv-rl/bin/python -m bench.faults.rl_kills --kills 200
 	@$(PY) -m bench.soak --minutes 10
 
 clean:

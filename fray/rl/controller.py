@@ -61,10 +61,10 @@ UNLIMITED = 1 << 30
 PROBE_PERIOD_S = 1.0
 SUSPECT_S = 5.0
 """Longest wait for an answer of a server, which is suspect then."""
-START_LIMIT_S = 1800.0
-"""Seconds until the first answer of a process, in which a model may be loaded."""
-MISSING_S = 10.0
-"""Seconds that servers may be missing before the console says so."""
+START_PERIODS, START_LEAST_S = 10, 60.0
+"""Time until the first answer of a process, in which a model may be loaded: in ``liveness_s``, and at least."""
+MISSING_S, MISSING_REPEAT_S = 10.0, 60.0
+"""Seconds that a part may be missing before the console says so, and until it does so again."""
 RESTART_PERIOD_S = 600.0
 FAILURES_PERIOD_S = 10.0
 """Least seconds between two lines about episodes that fail."""
@@ -327,6 +327,7 @@ class RunController:
         parts, line = self._parts, version.incarnation
         await self._publish(trainer, version, version)
         self._is_training = True
+        await self._announce()
         while (step := await trainer.train_next()) is not None:
             if step.skipped:
                 await self._ask("skip_update", line, step.number, step.skipped)
@@ -531,7 +532,9 @@ class RunController:
         await self._ask("set_routes", routes, self._missing_text())
 
     def _missing_text(self) -> str:
-        """Return which servers are waited for; empty if enough of them answer."""
+        """Return which parts are waited for; empty if enough servers answer."""
+        if self._parts.trainer is not None and not self._is_training:
+            return "the run waits for its trainer to start"
         servers = self._fleet.servers.values()
         healthy = sum(server.state is ServerState.HEALTHY for server in servers)
         if healthy >= self._parts.min_servers:
@@ -542,19 +545,24 @@ class RunController:
         return f"the run waits for servers: {healthy} of at least {self._parts.min_servers} answer ({others})"
 
     async def _say_missing(self) -> None:
-        """Say on the console which servers are missing for long."""
+        """Say on the console which parts are missing for long."""
         while True:
+            while not self._missing_text():
+                await self._changed.wait()
             with trio.move_on_after(MISSING_S) as patience:
                 while self._missing_text():
                     await self._changed.wait()
             if patience.cancelled_caught:
                 self._note(self._missing_text())
-            while not self._missing_text():
-                await self._changed.wait()
+                with trio.move_on_after(MISSING_REPEAT_S):
+                    while self._missing_text():
+                        await self._changed.wait()
 
     def _health(self) -> HealthCheck:
         # By its node: three answers are missing, and a process that says nothing at all gets one more period.
-        return HealthCheck(actor="ping", period_s=self._parts.liveness_s / 4, failures=3, start_s=START_LIMIT_S)
+        liveness_s = self._parts.liveness_s
+        start_s = max(START_PERIODS * liveness_s, START_LEAST_S)
+        return HealthCheck(actor="ping", period_s=liveness_s / 4, failures=3, start_s=start_s)
 
     def _restarted(self, restarts: int = RESTARTS) -> ActorConfig:
         # Two incarnations may live for a while: leases, names of versions and routes are of one of them, and

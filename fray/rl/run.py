@@ -120,7 +120,8 @@ class Run:
             that is not: each completion is decoded alone, and torch has one thread. Slow. Default False.
         liveness_s: seconds without an answer after which a process (server, trainer, rollouts, data) is taken for
             frozen, ended and started again; a server gets no requests after a quarter of it, at most 5 s. Code that
-            blocks the loop of a rollout process for longer is taken for frozen, too. Default 60.
+            blocks the loop of a rollout process for longer is taken for frozen, too. The start of a process, in which a
+            model is loaded, may take ten times as long. Default 60.
         min_servers: inference servers that must answer; with fewer, no task is given out. Default 1.
         name: by which `fray rl top` finds the run. Default: that of the output directory.
         env_vars: variables of the environment of all its processes. Default none beside those that they have anyway.

@@ -1,0 +1,21 @@
+"""Ten random kills in runs on three nodes: no promise is broken. ``python -m bench.faults.rl_kills`` has more."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from bench.faults.rl_kills import campaign
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch: make test-rl"),
+    pytest.mark.within(400),
+]
+
+
+def test_ten_random_kills_break_no_promise() -> None:
+    report = campaign(10, seed=1)
+    assert report["broken"] == []
+    assert report["kills"] == 10
