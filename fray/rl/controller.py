@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from fray.api.actors.handle import ActorHandle
 from fray.api.actors.monitor import Down, Up, monitor
@@ -37,6 +37,7 @@ from fray.rl.core.failures import OnError
 from fray.rl.core.run_record import RunPlan
 from fray.rl.core.server_states import ServerEvent, ServerFleet, ServerRecord, ServerState
 from fray.rl.core.versions import VersionName
+from fray.rl.inference.http_settings import HttpPort
 from fray.rl.inference.model_engine import ModelEngine
 from fray.rl.inference.server import InferenceServer
 from fray.rl.messages import FailureReport, RunStatus, ServerRoute, ValidationResult, repeatable
@@ -88,6 +89,7 @@ class RunParts:
         processes: number of rollout processes.
         servers: number of inference servers.
         slots: requests that a server decodes at once.
+        http: HTTP port of the first server; the next ones have the ports after it. None: they have none.
         weight_sync: way of the weights to the servers.
         transfer_s: seconds within which a server has to load weights; later it gets no requests until it has.
         threads: of the computation in each server and the trainer.
@@ -112,6 +114,7 @@ class RunParts:
     processes: int
     servers: int
     slots: int = 512
+    http: HttpPort | None = None
     weight_sync: WeightSync = WeightSync.MEMORY
     transfer_s: float = 120.0
     threads: int | None = None
@@ -457,6 +460,9 @@ class RunController:
                 if isinstance(event, Up):
                     starts += 1
                     server.observe(ServerEvent.READY, server.incarnation)
+                    if parts.http is not None:
+                        port = parts.http.port + int(name.rpartition("-")[2])
+                        nursery.start_soon(_serve_http, handle, evolve(parts.http, port=port))
                 else:
                     server.observe(ServerEvent.ENDED, server.incarnation)
                     server.observe(
@@ -596,6 +602,14 @@ class RunController:
                 await self._ask("lose_worker", event.incarnation)
                 if not event.will_restart:
                     raise event.error
+
+
+async def _serve_http(handle: Any, settings: HttpPort) -> None:
+    """Serve the HTTP port of one incarnation of a server."""
+    try:
+        await handle.serve_http(settings)
+    except ActorDied:
+        return  # its monitor reports it
 
 
 async def _roll_out(handle: Any) -> None:

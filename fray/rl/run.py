@@ -32,6 +32,7 @@ from fray.rl.core.validation import PREFIX, ValidationPlan
 from fray.rl.core.versions import SyncMode
 from fray.rl.data import Data, load_rows
 from fray.rl.inference.client import sampling_of
+from fray.rl.inference.http_settings import HttpPort
 from fray.rl.messages import RunStatus, ValidationResult
 from fray.rl.model_spec import ModelSpec
 from fray.rl.nexrl_types import Trajectory
@@ -86,6 +87,9 @@ class Run:
         rollout_workers: episodes at once. Default 64.
         rollout_processes: processes among which they are spread. Default: one for each 64.
         inference_servers: number of servers. Default 1.
+        inference_port: HTTP port on loopback of the first server, with OpenAI's API; the next ones have the ports after
+            it. Default None: they have none. See docs/rl-agents.md.
+        inference_key: key for the routes that pause servers and load weights. Default None: they are off.
         sync: ``"sync"`` (default), ``"batch-async"`` or ``"fully-async"``: see docs/rl-internals.md.
         staleness_threshold: updates by which a token may be behind when it is trained. Default 1; not used in ``sync``.
         stale: what happens to groups that are older: ``"requeue"`` (default), ``"drop"``, or ``"keep"``.
@@ -143,6 +147,8 @@ class Run:
     rollout_workers: int = 64
     rollout_processes: int | None = None
     inference_servers: int = 1
+    inference_port: int | None = None
+    inference_key: str | None = field(default=None, repr=False)
     sync: str = "sync"
     staleness_threshold: int = 1
     stale: str = "requeue"
@@ -296,6 +302,12 @@ def _check_settings(run: Run) -> None:
         raise InvalidRequest(f"invalid min_servers {run.min_servers!r}: {text}")
     if not run.liveness_s > 0:
         raise InvalidRequest(f"invalid liveness_s {run.liveness_s!r}: expected seconds above 0")
+    port = run.inference_port
+    if port is not None and not 1 <= port <= 65_536 - run.inference_servers:
+        text = f"expected the first of {run.inference_servers} ports, such as 8000, or None"
+        raise InvalidRequest(f"invalid inference_port {port!r}: {text}")
+    if run.inference_key is not None and port is None:
+        raise InvalidRequest("inference_key is for the HTTP ports of servers: expected inference_port=8000, too")
     if unknown := set(run.resources) - {"trainer", "server", "rollout"}:
         raise InvalidRequest(f"invalid key {min(unknown)!r} of resources; expected trainer, server or rollout")
     check_trackers(run.trackers, run.output)
@@ -407,6 +419,7 @@ def _parts_of(run: Run) -> RunParts:
         episodes,
         processes,
         run.inference_servers,
+        http=None if run.inference_port is None else HttpPort(run.model, run.inference_port, key=run.inference_key),
         weight_sync=WeightSync(run.weight_sync),
         threads=threads,
         # What a row of a matrix product is rounded to depends on the number of rows: of those that decode together.

@@ -69,6 +69,8 @@ def test_workers_are_spread_over_processes() -> None:
         ({"liveness_s": 0.0}, "invalid liveness_s 0.0: expected seconds above 0"),
         ({"on_error": "stop"}, "invalid on_error 'stop'; expected one of"),
         ({"resources": {"servers": None}}, "invalid key 'servers' of resources; expected trainer, server or rollout"),
+        ({"inference_port": 0}, "invalid inference_port 0: expected the first of 1 ports, such as 8000, or None"),
+        ({"inference_key": "k"}, "inference_key is for the HTTP ports of servers: expected inference_port=8000, too"),
         ({"data": []}, "the iterable has no rows"),
         ({"validation_data": [], "validate_freq": 5}, "invalid validation_data: the iterable has no rows"),
         ({"validate_freq": 5}, "validate_freq without validation_data: expected validation_data="),

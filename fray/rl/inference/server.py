@@ -7,12 +7,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import trio
 
 from fray.api.actors.current_actor import CurrentActor, current_actor
-from fray.errors import ActorFailed, FrayError
+from fray.errors import ActorFailed, FrayError, InvalidRequest
 from fray.rl.core.versions import VersionName
 from fray.rl.inference.decoding import (
     Decoder,
@@ -24,6 +25,7 @@ from fray.rl.inference.decoding import (
     checked_mode,
 )
 from fray.rl.inference.decoding_thread import DecodingThread
+from fray.rl.inference.http_settings import HttpPort
 from fray.rl.inference.request_table import OpenRequest, RequestTable
 from fray.rl.inference.requests import Completion, GenerateRequest, TokenEvent
 
@@ -67,6 +69,7 @@ class InferenceServer:
         self._waits: set[trio.Event] = set()
         """Events of commands that the thread has not done yet."""
         self._tokens = 0
+        self._url, self._listens = "", trio.Event()
         self._samples: deque[tuple[float, int, float]] = deque([(time.monotonic(), 0, 0.0)])
         """(time, tokens, busy seconds), for the rates."""
 
@@ -206,6 +209,31 @@ class InferenceServer:
             "tokens_per_s": (tokens_now - tokens) / elapsed,
             "busy_share": min((busy_now - busy_s) / elapsed, 1.0),
         }
+
+    # HTTP ------------------------------------------------------------------------------------------------------------
+
+    async def serve_http(self, settings: HttpPort) -> None:
+        """Serve OpenAI's API and control routes at a port of loopback, until cancelled.
+
+        Raises:
+            InvalidRequest: a package or the tokenizer of the model is missing.
+            OSError: the port cannot be listened on.
+        """
+        try:
+            from fray.http_server import HttpAddress, serve_http
+            from fray.rl.inference.http_port import server_app
+        except ImportError as error:
+            raise InvalidRequest(f"the HTTP port needs {error.name}: pip install 'fray[rl]'") from None
+        app = server_app(self, settings)
+        async with trio.open_nursery() as nursery:
+            address: HttpAddress = await nursery.start(partial(serve_http, app, port=settings.port))
+            self._url = address.url
+            self._listens.set()
+
+    async def http_url(self) -> str:
+        """Return ``http://127.0.0.1:PORT``, when `serve_http` listens."""
+        await self._listens.wait()
+        return self._url
 
     # End -------------------------------------------------------------------------------------------------------------
 

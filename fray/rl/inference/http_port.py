@@ -1,0 +1,237 @@
+"""HTTP port of an inference server: OpenAI's API, and control of pauses and weights with the run's key."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol
+
+import trio
+from attrs import field, frozen
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from fray.rl.core.versions import VersionName
+from fray.rl.inference.chat_messages import checked_messages
+from fray.rl.inference.http_settings import HttpPort
+from fray.rl.inference.openai_app import PromptEvent, answering, api_app, api_routes, body_of, json_of
+from fray.rl.inference.openai_requests import ApiError, ApiRequest
+from fray.rl.inference.replies import ModelReply, reply_of
+from fray.rl.inference.requests import Completion, GenerateRequest, TokenEvent
+from fray.rl.inference.weight_files import read_weights, table_of_files
+from fray.rl.model_spec import model_name
+from fray.rl.tokenizers import Tokenizer, load_tokenizer
+
+WEIGHTS_LIMIT_BYTES = 8 << 30
+"""Bytes of weights in the body of a request; larger ones come from a disk."""
+HEALTH_S = 1.0
+"""Seconds after which a server whose engine is not ready is reported as starting."""
+
+
+class ServedEngine(Protocol):
+    """Part of an inference server that has a port."""
+
+    async def generate_many(self, requests: Sequence[GenerateRequest]) -> list[list[Completion]]: ...
+    def stream(self, request: GenerateRequest) -> AsyncIterator[TokenEvent | Completion]: ...
+    async def load_weights(self, version: VersionName, table: Any, weights: Any, mode: Any = "keep") -> None: ...
+    async def pause(self, mode: Any = "wait") -> None: ...
+    async def resume(self) -> None: ...
+    async def is_paused(self) -> bool: ...
+    async def status(self) -> dict[str, Any]: ...
+
+
+@frozen(eq=False)
+class ServedModel:
+    """`ApiModel` of an inference server.
+
+    Args:
+        server: the server.
+        name: of the model.
+        tokenizer: of the model.
+    """
+
+    server: ServedEngine
+    name: str
+    tokenizer: Tokenizer
+    accepts_any_name: bool = field(default=False, init=False)
+
+    async def replies(self, request: ApiRequest, name: str) -> list[list[ModelReply]]:
+        """Return the replies to each prompt. Raises what `InferenceServer.generate` raises."""
+        requests = await self._requests(request, name)
+        answers = await self.server.generate_many(requests)
+        return [
+            [self._reply(each, asked, request) for each in completions]
+            for asked, completions in zip(requests, answers, strict=True)
+        ]
+
+    async def stream(self, request: ApiRequest, name: str) -> AsyncIterator[PromptEvent]:
+        """Return tokens and replies, prompt after prompt. Raises what `InferenceServer.stream` raises."""
+        for number, asked in enumerate(await self._requests(request, name)):
+            async with aclosing(self.server.stream(asked)) as events:  # type: ignore[type-var]
+                async for event in events:
+                    yield number, event if isinstance(event, TokenEvent) else self._reply(event, asked, request)
+
+    async def tokens_of(self, request: ApiRequest) -> list[tuple[int, ...]]:
+        """Return the tokens of each prompt of a request, or of its conversation."""
+        if request.kind == "chat":
+            return [tuple(self.tokenizer.apply_chat_template(request.messages, request.tools or None))]
+        return [
+            tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt for prompt in request.prompts
+        ]
+
+    async def _requests(self, request: ApiRequest, name: str) -> list[GenerateRequest]:
+        length = (await self.server.status())["max_length"]
+        return [
+            GenerateRequest(f"http/{name}/{number}", ids, request.sampling_for(len(ids), length))
+            for number, ids in enumerate(await self.tokens_of(request))
+        ]
+
+    def _reply(self, completion: Completion, asked: GenerateRequest, request: ApiRequest) -> ModelReply:
+        return reply_of(completion, asked.prompt_ids, self.tokenizer, has_tools=bool(request.tools))
+
+
+def server_app(server: ServedEngine, settings: HttpPort) -> Starlette:
+    """Return the app of an inference server.
+
+    Args:
+        server: the server.
+        settings: of its port.
+
+    Raises:
+        InvalidRequest: the model has no tokenizer here.
+    """
+    model = ServedModel(server, settings.name or model_name(settings.model), load_tokenizer(settings.model))
+    control = _Control(server, settings.key)
+
+    async def health(request: Request) -> Response:
+        with trio.move_on_after(HEALTH_S):
+            return JSONResponse({"status": "ok", "version": str((await server.status())["version"])})
+        raise ApiError("the model is being loaded", status=503, code="starting")
+
+    async def metrics(request: Request) -> Response:
+        text = metrics_text(await server.status())
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    async def tokenize(request: Request) -> Response:
+        body = await json_of(request)
+        if not isinstance(body, dict) or not ("messages" in body or isinstance(body.get("prompt"), str)):
+            raise ApiError('expected {"prompt": "text"} or {"messages": [...]}', param="prompt")
+        if "messages" in body:
+            tokens = model.tokenizer.apply_chat_template(checked_messages(body["messages"]), body.get("tools") or None)
+        else:
+            tokens = model.tokenizer.encode(body["prompt"])
+        length = (await server.status())["max_length"]
+        return JSONResponse({"count": len(tokens), "max_model_len": length, "tokens": tokens})
+
+    return api_app(
+        [
+            *api_routes("/v1", lambda path: model),
+            Route("/health", answering(health)),
+            Route("/metrics", answering(metrics)),
+            Route("/tokenize", answering(tokenize), methods=["POST"]),
+            *control.routes(),
+        ]
+    )
+
+
+@frozen(eq=False)
+class _Control:
+    """Routes that change a server.
+
+    Args:
+        server: the server.
+        key: that requests show; None: these routes are off.
+    """
+
+    server: ServedEngine
+    key: str | None
+
+    def routes(self) -> list[Route]:
+        handlers = {
+            "/pause": self.pause,
+            "/resume": self.resume,
+            "/update_weights_from_disk": self.update_from_disk,
+            "/update_weights": self.update,
+        }
+        posts = [Route(path, answering(handler), methods=["POST"]) for path, handler in handlers.items()]
+        return [*posts, Route("/is_paused", answering(self.is_paused))]
+
+    async def is_paused(self, request: Request) -> Response:
+        return JSONResponse({"is_paused": await self.server.is_paused()})
+
+    async def pause(self, request: Request) -> Response:
+        self._check(request)
+        await self.server.pause(request.query_params.get("mode", "wait"))
+        return JSONResponse({"status": "paused"})
+
+    async def resume(self, request: Request) -> Response:
+        self._check(request)
+        await self.server.resume()
+        return JSONResponse({"status": "resumed"})
+
+    async def update_from_disk(self, request: Request) -> Response:
+        """Load the safetensors files of a directory: ``{"model_path": ..., "version": "0.3", "mode": "keep"}``."""
+        self._check(request)
+        body = await json_of(request)
+        path = body.get("model_path") if isinstance(body, dict) else None
+        if not isinstance(path, str):
+            raise ApiError('expected {"model_path": "a directory of this machine"}', param="model_path")
+        version = await self._version(body.get("version"))
+        try:
+            table, buffer = await trio.to_thread.run_sync(read_weights, path)
+        except OSError as error:
+            raise ApiError(f"model_path: {error}", param="model_path") from None
+        return await self._load(version, table, buffer, body.get("mode") or "keep")
+
+    async def update(self, request: Request) -> Response:
+        """Load the body, a file of safetensors; version and mode are in the query."""
+        self._check(request)
+        version = await self._version(request.query_params.get("version"))
+        content = await body_of(request, WEIGHTS_LIMIT_BYTES)
+        return await self._load(version, table_of_files(content), content, request.query_params.get("mode", "keep"))
+
+    async def _load(self, version: VersionName, table: Any, buffer: Any, mode: Any) -> Response:
+        await self.server.load_weights(version, table, buffer, str(mode))
+        return JSONResponse({"success": True, "version": str(version)})
+
+    async def _version(self, text: object) -> VersionName:
+        """Return the version that was named; by default the one after that of the server."""
+        if text is None:
+            current: VersionName = (await self.server.status())["version"]
+            return VersionName(current.incarnation, current.number + 1)
+        incarnation, _, number = str(text).rpartition(".")
+        try:
+            return VersionName(int(incarnation or 0), int(number))
+        except ValueError:
+            raise ApiError(f"version={text!r}: expected such as '0.7' or 7", param="version") from None
+
+    def _check(self, request: Request) -> None:
+        if self.key is None:
+            text = f"{request.url.path} is off: the server was started without a key for control routes"
+            raise ApiError(text, status=403, code="control_off")
+        shown = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(shown.encode(), self.key.encode()):
+            text = f"{request.url.path} needs the key of the run: Authorization: Bearer KEY"
+            raise ApiError(text, status=401, code="invalid_api_key")
+
+
+def metrics_text(status: dict[str, Any]) -> str:
+    """Return what `InferenceServer.status` returns in the text format of Prometheus."""
+    version: VersionName = status["version"]
+    rows = (
+        ("requests_running", "gauge", "Requests that are decoded.", status["running"]),
+        ("requests_waiting", "gauge", "Requests that wait for weights or the end of a pause.", status["waiting"]),
+        ("paused", "gauge", "1 if decoding is paused.", int(status["paused"])),
+        ("tokens_total", "counter", "Tokens of ended completions.", status["tokens"]),
+        ("steps_total", "counter", "Decoding steps.", status["steps"]),
+        ("busy_seconds_total", "counter", "Seconds in decoding steps.", status["busy_s"]),
+        ("weights_incarnation", "gauge", "Incarnation of the trainer that made the weights.", version.incarnation),
+        ("weights_version", "gauge", "Updates that made the weights.", version.number),
+    )
+    return "".join(
+        f"# HELP fray_rl_{name} {text}\n# TYPE fray_rl_{name} {kind}\nfray_rl_{name} {value}\n"
+        for name, kind, text, value in rows
+    )
