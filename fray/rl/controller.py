@@ -461,8 +461,8 @@ class RunController:
                     starts += 1
                     server.observe(ServerEvent.READY, server.incarnation)
                     if parts.http is not None:
-                        port = parts.http.port + int(name.rpartition("-")[2])
-                        nursery.start_soon(_serve_http, handle, evolve(parts.http, port=port))
+                        port = parts.http.port + int(server.name.rpartition("-")[2])
+                        nursery.start_soon(self._serve_http, handle, evolve(parts.http, port=port))
                 else:
                     server.observe(ServerEvent.ENDED, server.incarnation)
                     server.observe(
@@ -498,6 +498,15 @@ class RunController:
                 await self._announce()
             if has_answered:
                 await trio.sleep(PROBE_PERIOD_S)
+
+    async def _serve_http(self, handle: Any, settings: HttpPort) -> None:
+        """Serve the HTTP port of one incarnation of a server. A port that is taken does not end the run."""
+        try:
+            await handle.serve_http(settings)
+        except ActorDied:
+            return  # its monitor reports it
+        except OSError as error:
+            self._note(str(error))
 
     async def _load_weights(self, server: ServerRecord, handle: Any) -> None:
         """Load the target version whenever the server shall have it and has not."""
@@ -602,14 +611,6 @@ class RunController:
                 await self._ask("lose_worker", event.incarnation)
                 if not event.will_restart:
                     raise event.error
-
-
-async def _serve_http(handle: Any, settings: HttpPort) -> None:
-    """Serve the HTTP port of one incarnation of a server."""
-    try:
-        await handle.serve_http(settings)
-    except ActorDied:
-        return  # its monitor reports it
 
 
 async def _roll_out(handle: Any) -> None:
