@@ -6,7 +6,7 @@ import inspect
 import logging
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ def run_of_guide(
     trainer, weight, data = config.trainer, config.weight, config.data
     _check_supported(config)
     rows = _with_prompts(rows_of(loader_class(data), "data"), data, "data")
+    _check_rows(rows, config)
     settings = _training(config)
     output, _ = _output(config)
     validation: dict[str, Any] = {}
@@ -111,6 +112,18 @@ def copy_checkpoint(config: GuideConfig) -> None:
             shutil.rmtree(unfinished, ignore_errors=True)
             shutil.copytree(resumed, unfinished)
             unfinished.rename(target)
+
+
+def _check_rows(rows: Sequence[Mapping[str, Any]], config: GuideConfig) -> None:
+    """Raise InvalidRequest for a row without the key that Fray's own worker of the configuration needs."""
+    worker = config.rollout_worker
+    if worker.custom_rollout_worker_class_name is not None or worker.type not in ("simple", "single_turn_math"):
+        return
+    for number, row in enumerate(rows):
+        if "prompt" not in row:
+            has = ", ".join(sorted(map(str, row))) or "no keys"
+            text = f"row {number} lacks 'prompt', which workers of type {worker.type!r} need; it has {has}"
+            raise InvalidRequest(f"invalid config: data: {text}")
 
 
 def rows_of(loader: BaseDataLoader, key: str) -> list[dict[str, Any]]:

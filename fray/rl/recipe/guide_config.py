@@ -103,7 +103,7 @@ class TrainServiceConfig(ServiceConfig):
     """``service.train_service``."""
 
     backend: str = "torch"
-    identifier: str | None = None
+    identifier: str | None = field(default=None, metadata=UNUSED)
     world_size: Count = 1
 
 
@@ -202,7 +202,7 @@ class TrainerConfig(Section):
     type: str = "self_hosted_grpo"
     total_train_steps: Count | None = None
     checkpoint_path: str | None = field(default=None, metadata=OUTPUT)
-    sync_weight_path: str | None = field(default=None, metadata=OUTPUT)
+    sync_weight_path: str | None = field(default=None, metadata=OUTPUT | UNUSED)
     save_freq: FromZero = 0
     """Updates between two checkpoints; 0: only the last."""
     remove_previous_ckpt: bool = False

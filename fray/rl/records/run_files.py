@@ -28,6 +28,8 @@ from fray.runtime.serialization.pickling import dumps, loads
 STATUS_FILE, SETTINGS_FILE, METRICS_FILE, JOURNAL_DIRECTORY = "status.json", "run.pickle", "metrics.jsonl", "rollouts"
 STATUS_PERIOD_S = 1.0
 """Seconds between two writes of the status."""
+LISTED = 8
+"""Names of runs in a message; the newest ones."""
 _NAME = re.compile(r"[\w.-]+")
 
 
@@ -173,7 +175,7 @@ def find_output(run: str) -> Path:
         return directory
     known = dict(named_outputs())
     if run not in known:
-        listed = f"; runs here: {', '.join(sorted(known))}" if known else ""
+        listed = f"; runs here: {', '.join(list(known)[-LISTED:])}" if known else ""
         near = near_text(run, known) or listed
         raise InvalidRequest(f"there is no run {run!r}, and no output directory of that name{near}")
     return known[run]

@@ -254,3 +254,14 @@ def test_an_agent_is_a_file_or_a_factory_in_one(tmp_path: Path, monkeypatch: pyt
     assert controller._config.rollout_worker.nexau_agent_config_path == f"{tmp_path / 'agent.py'}:make"
     with pytest.raises(InvalidRequest, match="nexau_agent_config_path: there is no such file"):
         rl.NexRLController(config({**changes, "rollout_worker.nexau_agent_config_path": "other.py:make"}))
+
+
+def test_rows_that_lack_the_prompt_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1"}\n{"question": "2", "answer": "3"}\n')
+    settings = copy.deepcopy(CONFIG) | {"data": {"type": "torch", "data_files": [str(tmp_path / "rows.jsonl")]}}
+    with pytest.raises(InvalidRequest) as caught:
+        rl.NexRLController(settings)
+    assert str(caught.value) == (
+        "invalid config: data: row 1 lacks 'prompt', which workers of type 'single_turn_math' need; "
+        "it has answer, question"
+    )
