@@ -80,6 +80,7 @@ def _reserved_text(wanted: ResourceConfig | None) -> str:
 
 
 def _print_plan(settings: dict[str, Any], processes: list[dict[str, Any]], as_json: bool) -> None:
+    settings = _without_secrets(settings)
     if as_json:
         say_json({"recipe": settings, "processes": processes})
         return
@@ -87,13 +88,24 @@ def _print_plan(settings: dict[str, Any], processes: list[dict[str, Any]], as_js
     say([*fields(list(_flat(settings))), "", *table(["PROCESS", "COUNT", "EACH RESERVES", "DOES"], rows)])
 
 
+def _without_secrets(values: dict[str, Any]) -> dict[str, Any]:
+    """Return settings to be printed, and pasted elsewhere."""
+    return {
+        key: _without_secrets(value)
+        if isinstance(value, dict)
+        else "***"
+        if value and key in ("api_key", "inference_key")
+        else value
+        for key, value in values.items()
+    }
+
+
 def _flat(values: dict[str, Any], prefix: str = "") -> Any:
     for key, value in values.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{key}.")
         else:
-            # No secret in what is printed and pasted elsewhere.
-            yield f"{prefix}{key}", "***" if "api_key" in key and value else str(value)
+            yield f"{prefix}{key}", str(value)
 
 
 def _run_guide(settings: Any, variables: Mapping[str, str], options: argparse.Namespace) -> int:

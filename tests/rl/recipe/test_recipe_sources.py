@@ -31,7 +31,7 @@ data: {type: mock, size: "${oc.decode:${oc.env:RECIPE_SIZE}}"}
 rollout_worker: {type: simple, num_workers: 4}
 trajectory_pool: {group_size: 2, batch_size: 4, key_list: [group_id]}
 trainer: {total_train_steps: 2, checkpoint_path: ckpt}
-service: {inference_service: {servers: 2, model: {layers: 1}}}
+service: {inference_service: {servers: 2, api_key: secret, model: {layers: 1}}}
 """
 
 
@@ -85,6 +85,7 @@ def test_the_command_takes_recipes_in_the_words_of_the_guide(
     (tmp_path / "guide.yaml").write_text(GUIDE_YAML)
     assert main(["rl", "run", str(tmp_path / "guide.yaml"), "rollout_worker.num_workers=70", "--dry", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
+    assert plan["recipe"]["service"]["inference_service"]["api_key"] == "***"
     assert plan["recipe"]["data"]["size"] == 6
     assert [(one["part"], one["count"], one["does"]) for one in plan["processes"]] == [
         ("coordinator", 1, "data, groups, versions"),

@@ -94,7 +94,7 @@ def test_resources_are_read(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"inference_server": 2}, "invalid config: inference_server: unknown key; did you mean inference_servers?"),
+        ({"inference_server": 2}, "invalid config: inference_server: unknown key; did you mean inference_servers"),
         ({"rollout_workers": "many"}, "rollout_workers: found 'many' (str); expected a whole number"),
         ({"sync": "fuly-async"}, "invalid sync 'fuly-async'; expected one of 'sync', 'batch-async', 'fully-async'"),
         ({"trainer": {"lrr": 1}}, "trainer.lrr: unknown key; did you mean lr?"),
