@@ -11,13 +11,14 @@ RL_NEEDS := filelock\nfsspec\njinja2\nnetworkx\nsetuptools\nsympy\ntyping-extens
 RL_NEEDS := $(RL_NEEDS)openai\nprotobuf\npsutil\nrich\nsafetensors\nstarlette\ntokenizers\ntransformers\n
 PARALLEL := -n $(TEST_WORKERS) --dist loadgroup
 
-.PHONY: help demo test test-all test-rl network lint docs campaign bench peers clean constraints venv
+.PHONY: help demo test test-all test-rl test-tinker network lint docs campaign bench peers clean constraints venv
 
 help:
 	@echo "make demo [ARGS='--compare --kill-worker --json report.json'] the main job: copies in the standard library"
 	@echo "make test [ARGS='-k name']                                    lint, types and the default tests: fixed seeds, without Ray"
 	@echo "make test-all [ARGS='--hypothesis-seed=7']                      every test: processes, Ray, random seeds (printed)"
 	@echo "make test-rl [ARGS='-k losses']                               tests of fray.rl that need torch, in .venv-rl (part of test-all)"
+	@echo "make test-tinker [ARGS='-k digits']                           tests of fray.tinker, in .venv-rl (those with torch are part of test-rl)"
 	@echo "make network [ARGS='-k relay']                                hosts as namespaces, cut, reset, rebooted (needs root; see tests/network)"
 	@echo "make docs                                                     the pages and a reference of everything public, in build/docs"
 	@echo "make campaign                                                 300 seeds, 1,000 deaths, 300 kills, 10 minutes of load, 100 network faults, fuzzers, all tests with each Python"
@@ -50,7 +51,11 @@ test-all: lint
 test-rl:
 	@tools/venv rl
 	@.venv-rl/bin/python -m mypy fray/rl
-	@.venv-rl/bin/python -m pytest $(PARALLEL) -m torch tests/rl tests/test_docs.py $(ARGS) || [ $$? -eq 5 ]
+	@.venv-rl/bin/python -m pytest $(PARALLEL) -m torch tests/rl tests/tinker tests/test_docs.py $(ARGS) || [ $$? -eq 5 ]
+
+test-tinker:
+	@tools/venv rl
+	@.venv-rl/bin/python -m pytest $(PARALLEL) tests/tinker $(ARGS)
 
 # Scenarios wait more than they compute, but their times are measured: two at a time.
 network: venv

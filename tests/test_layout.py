@@ -394,7 +394,13 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "tinker": (
         ("core", "http_client", "wire"),
-        ("rewards", "store"),
+        ("opentinker.answers", "opentinker.client", "rewards", "store"),
+        ("training_runner",),
+        ("engine",),
+        ("job_runner",),
+        ("service_jobs",),
+        ("opentinker",),
+        ("service",),
     ),
     "v2": (
         ("flops", "subprocesses"),

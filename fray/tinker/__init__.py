@@ -1,9 +1,54 @@
-"""Training as a service: OpenTinker's protocol over the trainers and engines of `fray.rl`. In progress.
+"""Training as a service: OpenTinker's protocol over the trainers and engines of `fray.rl`. See docs/tinker.md.
 
 Upwards, each may import those above it:
 
 - `wire`: codecs of what travels, as pure functions. `core`: what decides, without Trio, clocks and files.
-- `store`: users, jobs and requests on disk. `rewards`: uploaded code in a child process, reward servers.
+- `http_client`: JSON over HTTP. `store`: users, jobs and requests on disk. `rewards`: uploaded code, reward servers.
+- `training_runner`, `engine`: the process that has the model. `job_runner`: ledger and engine of one job.
+- `service_jobs`: users and jobs. `opentinker`: routes and client. `service`: the actor with the HTTP server.
 
-Importing this package loads neither torch nor Trio.
+Importing this package loads neither torch nor Trio; a name loads its module.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fray.tinker.opentinker.client import (
+        HTTPTrainingClient,
+        InferenceSchedulerClient,
+        SchedulerClient,
+        SchedulerClientLifecycleManager,
+        ServiceClient,
+    )
+    from fray.tinker.service import serve
+    from fray.tinker.wire.dataproto import DataProto
+
+_MODULES = {
+    "DataProto": "wire.dataproto",
+    "HTTPTrainingClient": "opentinker.client",
+    "InferenceSchedulerClient": "opentinker.client",
+    "SchedulerClient": "opentinker.client",
+    "SchedulerClientLifecycleManager": "opentinker.client",
+    "ServiceClient": "opentinker.client",
+    "serve": "service",
+}
+"""Module of each public name, in `fray.tinker`."""
+
+__all__ = [
+    "DataProto",
+    "HTTPTrainingClient",
+    "InferenceSchedulerClient",
+    "SchedulerClient",
+    "SchedulerClientLifecycleManager",
+    "ServiceClient",
+    "serve",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'fray.tinker' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(f"fray.tinker.{_MODULES[name]}"), name)

@@ -170,12 +170,15 @@ class ServiceStore:
             (job_id, entry.seq, entry.kind, entry.digest, entry.request_id, int(entry.has_effect), body),
         )
 
-    def set_answer(self, job_id: str, seq: int, answer: Any, scores: Sequence[float] | None) -> None:
-        """Write the answer to a request."""
+    def set_answer(
+        self, job_id: str, seq: int, answer: Any, scores: Sequence[float] | None, has_effect: bool = True
+    ) -> None:
+        """Write the answer to a request; with ``has_effect=False`` it is not executed again after a snapshot."""
         text = None if scores is None else json.dumps(list(scores))
         self._db.execute(
-            "UPDATE requests SET answer = ?, scores = ? WHERE job_id = ? AND seq = ? AND answer IS NULL",
-            (json.dumps(answer), text, job_id, seq),
+            "UPDATE requests SET answer = ?, scores = ?, has_effect = min(has_effect, ?)"
+            " WHERE job_id = ? AND seq = ? AND answer IS NULL",
+            (json.dumps(answer), text, int(has_effect), job_id, seq),
         )
 
     def set_sent(self, job_id: str, seq: int) -> None:

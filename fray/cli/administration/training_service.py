@@ -1,0 +1,44 @@
+"""``fray tinker``: serves training over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+
+import trio
+
+from fray.api.open import default_spec, open_cluster
+from fray.cli.output import note, say_json
+from fray.errors import InvalidRequest
+
+
+async def serve(options: argparse.Namespace) -> int:
+    """Run ``fray tinker serve``."""
+    try:
+        from fray.tinker.service import serve as serve_training
+    except ImportError as error:
+        raise InvalidRequest(
+            f"fray tinker needs packages that are missing ({error}): pip install 'fray[tinker]'"
+        ) from None
+    spec = options.cluster or default_spec()
+    # Threads of one process cannot be engines: on one machine, each is a process.
+    async with open_cluster("machine" if spec == "local" else spec) as cluster:
+        service = serve_training(
+            options.base_model,
+            directory=options.directory,
+            cluster=cluster,
+            host=options.host,
+            port=options.port,
+            auth=True if options.auth else None,
+            open_registration=True if options.open_registration else None,
+            virtual_gpus=options.virtual_gpus,
+        )
+        async with service as running:
+            keys = {name: await running.create_key(name, is_admin=True) for name in options.create_key}
+            if options.json:
+                say_json({"url": running.url, "keys": keys})
+            else:
+                note(f"serving {', '.join(options.base_model)} at {running.url}")
+                for name, key in keys.items():
+                    note(f"key of {name}: {key}")
+            await trio.sleep_forever()
+    return 0

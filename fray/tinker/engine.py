@@ -1,0 +1,45 @@
+"""Engine of a job: the actor whose process has the model, and executes the requests of its ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from fray.rl.model_spec import ModelSpec
+from fray.tinker.training_runner import EngineAnswer, TrainingRunner
+
+
+class TrainingEngine:
+    """Actor that executes the requests of one training job, one at a time.
+
+    Args:
+        models: those of the service, by name.
+        config: of the job.
+        directory: of the job.
+        threads: of the computation; None: as many as torch takes.
+    """
+
+    def __init__(
+        self, models: Mapping[str, ModelSpec], config: dict[str, Any], directory: Path, threads: int | None
+    ) -> None:
+        # Torch is loaded here, in the engine's process.
+        from fray.rl.tensors.language_model import hide_progress, set_threads
+
+        hide_progress()
+        if threads is not None:
+            set_threads(threads)
+        self._runner = TrainingRunner(models, config, directory)
+
+    async def begin(self) -> int:
+        """Load the newest snapshot; return the number of the request up to which it has everything, 0 without one."""
+        return await trio.to_thread.run_sync(self._runner.begin)
+
+    async def execute(self, seq: int, kind: str, body: bytes, scores: Sequence[float] | None) -> EngineAnswer:
+        """Execute a request, as `TrainingRunner.execute`."""
+        return await trio.to_thread.run_sync(self._runner.execute, seq, kind, body, scores)
+
+    async def __fray_cleanup__(self) -> None:
+        self._runner.close()

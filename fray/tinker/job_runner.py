@@ -1,0 +1,243 @@
+"""Runner of one job: its ledger, its engine, and the answers for which connections wait."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import trio
+from attrs import frozen
+
+from fray.api.actors.monitor import Down, monitor
+from fray.api.cluster import Cluster
+from fray.errors import ActorDied, FrayError
+from fray.model.resources import ResourceConfig
+from fray.model.specs import ActorConfig
+from fray.rl.model_spec import ModelSpec
+from fray.tinker.core.ledger import Ledger, LedgerEntry, Receipt
+from fray.tinker.core.training_session import EFFECTS
+from fray.tinker.engine import TrainingEngine
+from fray.tinker.store import ServiceJob, ServiceStore
+from fray.tinker.training_runner import EngineAnswer
+
+RESTARTS = 20
+"""Restarts of an engine within `RESTART_PERIOD_S`, before its job fails."""
+RESTART_PERIOD_S = 600.0
+
+log = logging.getLogger("fray.tinker")
+
+
+@frozen
+class EnginePlan:
+    """Settings of engines."""
+
+    models: Mapping[str, ModelSpec]
+    directory: Path
+    """Directory of the jobs, which the machines of the engines share with the service."""
+    threads: int | None = None
+    resources: ResourceConfig | None = None
+
+
+class StoreAccess:
+    """Store, whose methods run in a thread, one at a time.
+
+    Args:
+        store: the store.
+    """
+
+    def __init__(self, store: ServiceStore) -> None:
+        self.store = store
+        self._one = trio.CapacityLimiter(1)
+
+    async def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method of the store. A cancelled caller waits until it has returned: what was begun is written."""
+        return await trio.to_thread.run_sync(method, *arguments, limiter=self._one)
+
+
+class JobRunner:
+    """One job that has been accepted: takes its requests from the beginning, and runs its engine once it may start.
+
+    Args:
+        job: the job.
+        plan: settings of its engine.
+        store: of the service.
+        entries: requests of before a restart of the service.
+        on_start: called when its engine is ready for the first time.
+        on_failure: called with the reason for which it cannot run.
+    """
+
+    def __init__(
+        self,
+        job: ServiceJob,
+        plan: EnginePlan,
+        store: StoreAccess,
+        entries: list[LedgerEntry],
+        on_start: Callable[[], Awaitable[None]],
+        on_failure: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self.job_id, self._job, self._plan, self._store = job.job_id, job, plan, store
+        self.ledger = Ledger(entries)
+        self._on_start, self._on_failure = on_start, on_failure
+        self._receiving = trio.Lock()
+        self._stored = self.ledger.last
+        """Highest number that is on disk."""
+        self._changed = trio.Event()
+        self.ended = ""
+        """Reason why no request is executed any more; empty: the job has not ended."""
+        self.scope = trio.CancelScope()
+        self.global_steps = 0
+        self.is_initialized = False
+        self.generation: dict[str, Any] = {}
+        for entry in sorted(entries, key=lambda entry: entry.seq):
+            self._note(entry)
+
+    # Requests ---------------------------------------------------------------------------------------------------------
+
+    async def receive(self, kind: str, body: bytes, request_id: str = "") -> int:
+        """Take a request and return its number, once it is on disk.
+
+        Raises:
+            LedgerConflict: its id was used with another body, or too many requests wait.
+        """
+        digest = hashlib.sha256(kind.encode() + b"\0" + body).hexdigest()
+        # One at a time: a request is executed when it is on disk, and in the order in which they were numbered.
+        async with self._receiving:
+            receipt: Receipt = self.ledger.receive(kind, digest, request_id=request_id, has_effect=EFFECTS[kind])
+            entry = self.ledger.entries[receipt.seq]
+            entry.listeners += 1
+            if receipt.is_new:
+                with trio.CancelScope(shield=True):
+                    await self._store.call(self._store.store.add_request, self.job_id, entry, body)
+                self._stored = receipt.seq
+                self._wake()
+        return receipt.seq
+
+    async def answer_of(self, seq: int) -> tuple[int, dict[str, Any]]:
+        """Wait for the answer to a request; return the status of HTTP and the body."""
+        entry = self.ledger.entries[seq]
+        while entry.answer is None:
+            if self.ended:
+                return 409, {"detail": self.ended}
+            await self._changed.wait()
+        return entry.answer["http"], entry.answer["body"]
+
+    async def leave(self, seq: int, *, was_sent: bool) -> None:
+        """Note that a connection that waited for an answer has it, or has ended."""
+        entry = self.ledger.entries[seq]
+        entry.listeners -= 1
+        if was_sent and not entry.was_sent:
+            entry.was_sent = True
+            await self._store.call(self._store.store.set_sent, self.job_id, seq)
+
+    def end(self, reason: str) -> None:
+        """End the engine; requests that wait are answered with the reason."""
+        self.ended = reason
+        self.scope.cancel()
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def _note(self, entry: LedgerEntry) -> None:
+        """Keep what `status` of the training server shows."""
+        if entry.answer is None or entry.answer["http"] != 200:
+            return
+        body = entry.answer["body"]
+        if entry.kind == "init_workers":
+            self.is_initialized = True
+        elif entry.kind == "set_generation_config":
+            self.generation = {key: value for key, value in body.get("config", {}).items() if value is not None}
+        elif entry.kind == "train_step" and "global_steps" in body:
+            self.global_steps = body["global_steps"]
+
+    # Engine -----------------------------------------------------------------------------------------------------------
+
+    async def run(self, cluster: Cluster) -> None:
+        """Run the engine until the job ends; start it again when it is lost."""
+        failure: BaseException | None = None
+        with self.scope:
+            try:
+                async with cluster.open_scope(f"tinker-{self.job_id}") as scope:
+                    engine: Any = await scope.create_actor(
+                        TrainingEngine,
+                        self._plan.models,
+                        self._job.config,
+                        self._plan.directory / self.job_id,
+                        self._plan.threads,
+                        name=f"tinker-{self.job_id}",
+                        resources=self._plan.resources,
+                        actor_config=ActorConfig(
+                            max_restarts=RESTARTS, restart_period_s=RESTART_PERIOD_S, must_start=True
+                        ),
+                        on_failure="absorb",
+                    )
+                    await self._follow(engine)
+            except* (FrayError, OSError, ValueError, LookupError) as group:
+                failure = _first(group)
+        # Outside: the end of the job cancels what is inside.
+        if failure is not None:
+            await self._fail(failure)
+
+    async def _follow(self, engine: Any) -> None:
+        async with monitor(engine) as events:
+            async for event in events:
+                if isinstance(event, Down):
+                    if not event.will_restart:
+                        raise event.error
+                    continue
+                try:
+                    self.ledger.rewind(await engine.begin())
+                    await self._on_start()
+                    await self._execute(engine)
+                except ActorDied:
+                    # The next event says whether it is restarted.
+                    continue
+
+    async def _execute(self, engine: Any) -> None:
+        """Execute requests, one after another, each when it is on disk; after a snapshot those since it first."""
+        store = self._store.store
+        while True:
+            seq = self.ledger.next_seq()
+            if seq is None or seq > self._stored:
+                await self._changed.wait()
+                continue
+            entry = self.ledger.entries[seq]
+            stored = await self._store.call(store.body_of, self.job_id, seq)
+            answer: EngineAnswer = await engine.execute(seq, entry.kind, stored.body, stored.scores)
+            result = {"http": answer.status, "body": answer.body}
+            if entry.answer is None:
+                # On disk before the client, or the next request, sees it.
+                with trio.CancelScope(shield=True):
+                    await self._store.call(
+                        store.set_answer, self.job_id, seq, result, answer.scores, not answer.is_failure
+                    )
+                    if answer.checkpoint:
+                        await self._store.call(
+                            store.add_checkpoint, self.job_id, answer.checkpoint, answer.global_steps
+                        )
+            if self.ledger.finish(seq, result):
+                if answer.is_failure:
+                    entry.has_effect = False
+                self._note(entry)
+            self._wake()
+            if answer.snapshot:
+                await self._store.call(store.forget_bodies, self.job_id, answer.snapshot)
+
+    async def _fail(self, error: BaseException) -> None:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        text = str(error) if cause is error else f"{error}: {cause}"
+        log.error("job %s failed: %s", self.job_id, text)
+        await self._on_failure(text)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,186 @@
+"""Routes of OpenTinker's scheduler: users, keys, jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from fray.tinker.core.job_states import ServiceJobState
+from fray.tinker.core.keys import ServiceUser
+from fray.tinker.opentinker.answers import Unprocessable, fields_of, json_of
+from fray.tinker.service_jobs import JobRefused, ServiceJobs
+from fray.tinker.store import ServiceJob
+
+ENDPOINTS = {
+    "register": "POST /register?username=",
+    "submit_job": "POST /submit_job",
+    "submit_inference_job": "POST /submit_inference_job",
+    "job_status": "GET /job_status/{job_id}",
+    "list_jobs": "GET /list_jobs",
+    "cancel_job": "DELETE /cancel_job/{job_id}",
+    "complete_job": "POST /complete_job/{job_id}",
+    "users": "GET /admin/users",
+}
+
+_ForUser = Callable[[Request, ServiceUser], Awaitable[Response]]
+
+
+def scheduler_routes(jobs: ServiceJobs) -> list[Route]:
+    """Return the routes of the scheduler."""
+
+    def for_user(route: _ForUser, *, admin: bool = False) -> Callable[[Request], Awaitable[Response]]:
+        """Return a route whose caller is known before its body is looked at."""
+
+        async def checked(request: Request) -> Response:
+            user = _user_of(request, jobs)
+            if admin and not user.is_admin:
+                raise HTTPException(403, "Admin access required")
+            return await route(request, user)
+
+        return checked
+
+    async def index(request: Request) -> Response:
+        return JSONResponse(
+            {
+                "service": "fray.tinker",
+                "version": jobs.version,
+                "status": "running",
+                "authentication": "enabled" if jobs.has_auth else "disabled",
+                "endpoints": ENDPOINTS,
+            }
+        )
+
+    async def register(request: Request) -> Response:
+        if not jobs.has_registration:
+            raise HTTPException(403, "registration is closed: ask for a key (fray tinker key create NAME)")
+        name = request.query_params.get("username")
+        if name is None:
+            problem = {"type": "missing", "loc": ["query", "username"], "msg": "Field required", "input": None}
+            raise Unprocessable([problem])
+        try:
+            user, key = await jobs.create_user(name)
+        except JobRefused as error:
+            raise HTTPException(400, str(error)) from None
+        text = "keep this key: it is shown once"
+        return JSONResponse({"user_id": user.user_id, "username": user.name, "api_key": key, "message": text})
+
+    async def submit(request: Request, user: ServiceUser) -> Response:
+        body = fields_of(
+            await json_of(request), config="dict", enable_agent_loop="bool?", wandb_key="str?", num_gpus="int?"
+        )
+        if body["enable_agent_loop"]:
+            raise HTTPException(400, "enable_agent_loop: environments are not there yet; expected false")
+        try:
+            job = await jobs.submit(user, body["config"], body["num_gpus"])
+        except JobRefused as error:
+            raise HTTPException(400, str(error)) from None
+        url = _url_of(request, job)
+        return JSONResponse(
+            {"job_id": job.job_id, "status": job.state.value, "message": jobs.message_of(job), "server_url": url}
+        )
+
+    async def submit_inference(request: Request, user: ServiceUser) -> Response:
+        fields_of(await json_of(request), model_path="str")
+        raise HTTPException(400, "inference jobs are not there yet; `fray.rl` serves models")
+
+    async def status(request: Request, user: ServiceUser) -> Response:
+        job = jobs.jobs.get(request.path_params["job_id"])
+        if job is None or not jobs.may_see(user, job):
+            raise HTTPException(404, "Job not found")
+        return JSONResponse(_shown(request, job))
+
+    async def list_jobs(request: Request, user: ServiceUser) -> Response:
+        return JSONResponse({"jobs": [_shown(request, job) for job in jobs.jobs.values() if jobs.may_see(user, job)]})
+
+    def ending(state: ServiceJobState, text: str) -> _ForUser:
+        async def route(request: Request, user: ServiceUser) -> Response:
+            job_id = request.path_params["job_id"]
+            job = jobs.jobs.get(job_id)
+            if job is None:
+                return JSONResponse({"job_id": job_id, "status": "NOT_FOUND", "message": "Job not found"})
+            if not jobs.may_see(user, job):
+                raise HTTPException(403, "Not authorized: the job is another user's")
+            if job.state.is_final:
+                message = f"the job has ended before: {job.state.value}"
+            else:
+                job, message = await jobs.end(job, state), text
+            return JSONResponse({"job_id": job_id, "status": job.state.value, "message": message})
+
+        return route
+
+    async def users(request: Request, user: ServiceUser) -> Response:
+        return JSONResponse(
+            {
+                "users": [
+                    {
+                        "user_id": each.user_id,
+                        "username": each.name,
+                        "created_at": _time_text(each.created_at),
+                        "is_admin": each.is_admin,
+                    }
+                    for each in jobs.users.values()
+                ]
+            }
+        )
+
+    def route(path: str, run: _ForUser, method: str, *, admin: bool = False) -> Route:
+        return Route(path, for_user(run, admin=admin), methods=[method])
+
+    return [
+        Route("/", index),
+        Route("/register", register, methods=["POST"]),
+        route("/submit_job", submit, "POST"),
+        route("/submit_inference_job", submit_inference, "POST"),
+        route("/job_status/{job_id}", status, "GET"),
+        route("/list_jobs", list_jobs, "GET"),
+        route("/cancel_job/{job_id}", ending(ServiceJobState.CANCELLED, "cancelled"), "DELETE"),
+        route("/complete_job/{job_id}", ending(ServiceJobState.COMPLETED, "completed"), "POST"),
+        route("/admin/users", users, "GET", admin=True),
+    ]
+
+
+def _user_of(request: Request, jobs: ServiceJobs) -> ServiceUser:
+    """Return the caller; raises HTTPException 401."""
+    if not jobs.has_auth:
+        return jobs.anonymous
+    header = request.headers.get("authorization")
+    if header is None:
+        raise HTTPException(401, "Authorization header required")
+    scheme, _, key = header.partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise HTTPException(401, "Invalid authorization header format")
+    user = jobs.authenticate(key.strip())
+    if user is None:
+        raise HTTPException(401, "Invalid API key")
+    return user
+
+
+def _url_of(request: Request, job: ServiceJob) -> str | None:
+    """Return the address of a job that has one, by the name under which its client reaches the service."""
+    if job.state in (ServiceJobState.QUEUED, ServiceJobState.FAILED, ServiceJobState.CANCELLED):
+        return None
+    return f"{str(request.base_url).rstrip('/')}/jobs/{job.job_id}-{job.secret}"
+
+
+def _shown(request: Request, job: ServiceJob) -> dict[str, Any]:
+    return {
+        "job_id": job.job_id,
+        "status": job.state.value,
+        "gpu_ids": list(job.gpu_ids),
+        "port": request.base_url.port,
+        "server_url": _url_of(request, job),
+        "created_at": _time_text(job.created_at),
+        "started_at": _time_text(job.started_at),
+        "completed_at": _time_text(job.completed_at),
+        "error_message": job.error or None,
+    }
+
+
+def _time_text(time: float | None) -> str | None:
+    return None if time is None else datetime.fromtimestamp(time, UTC).isoformat()

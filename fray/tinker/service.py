@@ -1,0 +1,240 @@
+"""The service: an actor with the HTTP server, and `serve`, which keeps it alive.
+
+When its process is killed it is started again, at the same port, with the jobs and requests of its store.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+from attrs import frozen
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+
+from fray.api.actors.monitor import Up, monitor
+from fray.api.cluster import Cluster, current_cluster
+from fray.errors import ActorDied, InvalidRequest
+from fray.http_server import serve_http
+from fray.model.resources import ResourceConfig
+from fray.model.specs import ActorConfig
+from fray.rl.model_spec import ModelSpec, TinyLlama
+from fray.tinker.job_runner import EnginePlan
+from fray.tinker.opentinker.answers import Unprocessable, refuse, refuse_body
+from fray.tinker.opentinker.scheduler_routes import scheduler_routes
+from fray.tinker.opentinker.training_routes import training_routes
+from fray.tinker.service_jobs import JobLimits, JobRefused, ServiceJobs
+from fray.tinker.store import ServiceStore
+
+RESTARTS = 1_000
+"""Restarts of the service within `RESTART_PERIOD_S`."""
+RESTART_PERIOD_S = 3_600.0
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@frozen
+class ServiceSettings:
+    """Settings of a service.
+
+    Attributes:
+        directory: of the store, with the jobs below it.
+        host: address to listen on.
+        port: 0: any, which it keeps over restarts.
+        limits: about users and jobs.
+        models: by name.
+        threads: of each engine's computation.
+        resources: that each engine reserves.
+    """
+
+    directory: Path
+    host: str
+    port: int
+    limits: JobLimits
+    models: dict[str, ModelSpec]
+    threads: int | None
+    resources: ResourceConfig | None
+
+
+class TrainingService:
+    """Actor with the HTTP server, the store and the jobs. `run` serves.
+
+    Args:
+        settings: of the service.
+    """
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self._settings = settings
+        self._store = ServiceStore(settings.directory)
+        plan = EnginePlan(settings.models, settings.directory / "jobs", settings.threads, settings.resources)
+        self._jobs = ServiceJobs(self._store, plan, settings.limits)
+        self._ready = trio.Event()
+        self._url = ""
+
+    async def run(self) -> None:
+        """Serve until cancelled. Raises OSError if the port is taken."""
+        app = Starlette(
+            routes=[*scheduler_routes(self._jobs), *training_routes(self._jobs)],
+            exception_handlers={HTTPException: refuse, Unprocessable: refuse_body},
+        )
+        settings, port_file = self._settings, self._settings.directory / "port"
+        port = settings.port or (int(port_file.read_text()) if port_file.is_file() else 0)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._jobs.run, current_cluster())
+            address = await nursery.start(partial(serve_http, app, host=settings.host, port=port))
+            port_file.write_text(str(address.port))
+            self._url = address.url
+            self._ready.set()
+
+    async def url(self) -> str:
+        """Wait until the service accepts connections; return its address."""
+        await self._ready.wait()
+        return self._url
+
+    async def status(self) -> dict[str, Any]:
+        """Return ``url``, ``pid``, ``users``, and ``jobs``: each with its id, state, user and requests."""
+        await self._ready.wait()
+        jobs = [
+            {
+                "job_id": job.job_id,
+                "status": job.state.value,
+                "user_id": job.user_id,
+                "message": self._jobs.message_of(job),
+                "requests": runner.ledger.last if (runner := self._jobs.runners.get(job.job_id)) else None,
+                "executed": runner.ledger.applied if runner else None,
+                "global_steps": runner.global_steps if runner else None,
+            }
+            for job in self._jobs.jobs.values()
+        ]
+        return {"url": self._url, "pid": os.getpid(), "users": len(self._jobs.users), "jobs": jobs}
+
+    async def create_key(self, name: str, is_admin: bool = False) -> str:
+        """Create a user and return the key. Raises InvalidRequest if the name is taken."""
+        await self._ready.wait()
+        try:
+            return (await self._jobs.create_user(name, is_admin=is_admin))[1]
+        except JobRefused as error:
+            raise InvalidRequest(str(error)) from None
+
+    def __fray_cleanup__(self) -> None:
+        self._store.close()
+
+
+class RunningService:
+    """A service that runs.
+
+    Args:
+        url: its address.
+        actor: its actor.
+    """
+
+    def __init__(self, url: str, actor: Any) -> None:
+        self.url, self._actor = url, actor
+
+    async def status(self) -> dict[str, Any]:
+        """Return numbers about the service and its jobs, as `TrainingService.status`."""
+        status: dict[str, Any] = await self._actor.status.options(idempotent=True)()
+        return status
+
+    async def create_key(self, name: str, *, is_admin: bool = False) -> str:
+        """Create a user and return the key, which is not kept. Raises InvalidRequest if the name is taken."""
+        key: str = await self._actor.create_key(name, is_admin)
+        return key
+
+
+def named_models(models: Sequence[ModelSpec] | Mapping[str, ModelSpec]) -> dict[str, ModelSpec]:
+    """Return models by the names that clients give: a path or name is its own, a `TinyLlama` is ``tiny``.
+
+    Raises:
+        InvalidRequest: there is none, or two have one name.
+    """
+    if isinstance(models, Mapping):
+        named = dict(models)
+    else:
+        names = ["tiny" if isinstance(model, TinyLlama) else model for model in models]
+        if len(set(names)) < len(names):
+            raise InvalidRequest(f"models={names}: two have one name; write {{name: model}}")
+        named = dict(zip(names, models, strict=True))
+    if not named:
+        raise InvalidRequest("models=[]: a service has at least one, such as models=['Qwen/Qwen3-0.6B']")
+    return named
+
+
+@asynccontextmanager
+async def serve(
+    models: Sequence[ModelSpec] | Mapping[str, ModelSpec],
+    *,
+    directory: str | Path,
+    cluster: Cluster | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    auth: bool | None = None,
+    open_registration: bool | None = None,
+    virtual_gpus: int = 0,
+    threads: int | None = None,
+    resources: ResourceConfig | None = None,
+) -> AsyncIterator[RunningService]:
+    """Serve training: ``async with fray.tinker.serve(models=["Qwen/Qwen3-0.6B"], directory="service") as svc``.
+
+    It is an actor of a scope of its own; leaving the block ends it and its engines. The same directory continues
+    with the same port, users, jobs and requests.
+
+    Args:
+        models: that jobs may train: names, directories or `TinyLlama`, or a dict of them by name.
+        directory: store, snapshots and checkpoints; all machines with engines must reach it.
+        cluster: where it runs. Default: the cluster that is open.
+        host: address to listen on.
+        port: 0: any free one.
+        auth: keys are required. Default: beyond loopback.
+        open_registration: ``POST /register`` makes users. Default: on loopback.
+        virtual_gpus: CPU engines that count as GPUs, for clients that ask for some; a job then has one by default.
+        threads: of each engine's computation; None: as many as torch takes.
+        resources: that each engine reserves. Default: 1 CPU and 2 GB.
+
+    Raises:
+        InvalidRequest: no models, a directory that another service uses, or keys switched off beyond loopback.
+        ExceptionGroup: of OSError: the port is taken.
+    """
+    is_loopback = host in LOOPBACK
+    if auth is False and not is_loopback:
+        raise InvalidRequest(f"auth=False with host={host!r}: beyond loopback keys are required")
+    limits = JobLimits(
+        has_auth=not is_loopback if auth is None else auth,
+        has_registration=is_loopback if open_registration is None else open_registration,
+        gpus=virtual_gpus,
+        default_gpus=min(virtual_gpus, 1),
+    )
+    settings = ServiceSettings(
+        Path(await trio.Path(directory).absolute()), host, port, limits, named_models(models), threads, resources
+    )
+    async with (
+        (cluster or current_cluster()).open_scope("tinker") as scope,
+        trio.open_nursery() as nursery,
+    ):
+        config = ActorConfig(max_restarts=RESTARTS, restart_period_s=RESTART_PERIOD_S, must_start=True)
+        actor: Any = await scope.create_actor(TrainingService, settings, name="tinker-service", actor_config=config)
+        await nursery.start(_keep_serving, actor)
+        yield RunningService(await actor.url.options(idempotent=True)(), actor)
+        nursery.cancel_scope.cancel()
+
+
+async def _keep_serving(actor: Any, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    """Let each incarnation of the service serve."""
+    async with monitor(actor) as events, trio.open_nursery() as nursery:
+        task_status.started()
+        async for event in events:
+            if isinstance(event, Up):
+                nursery.start_soon(_serve_once, actor)
+            elif not event.will_restart:
+                raise event.error
+
+
+async def _serve_once(actor: Any) -> None:
+    try:
+        await actor.run()
+    except ActorDied:
+        return  # its monitor reports it

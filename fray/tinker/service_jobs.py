@@ -1,0 +1,192 @@
+"""Users and jobs of the service: accepts, queues, starts and ends them."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from typing import Any
+
+import trio
+from attrs import evolve, field, frozen
+
+from fray.api.cluster import Cluster
+from fray.model.messages.session import VERSION
+from fray.tinker.core.job_queue import QueuedJob, decide_starts
+from fray.tinker.core.job_states import ServiceJobState, may_become
+from fray.tinker.core.keys import USER_NAME_LIMIT, ServiceUser, hash_of, new_key, new_user_id, user_of_key
+from fray.tinker.core.training_config import ConfigError, settings_of
+from fray.tinker.job_runner import EnginePlan, JobRunner, StoreAccess
+from fray.tinker.store import ServiceJob, ServiceStore, with_state
+
+JOBS_LIMIT = 64
+"""Jobs of one user that have not ended."""
+
+log = logging.getLogger("fray.tinker")
+
+
+class JobRefused(Exception):
+    """Job or user that is not accepted; the message says why."""
+
+
+@frozen
+class JobLimits:
+    """Settings about users and jobs.
+
+    Attributes:
+        has_auth: keys are required.
+        has_registration: registration is open to all.
+        gpus: accelerators that the service gives out.
+        default_gpus: of a job that does not say how many it needs.
+    """
+
+    has_auth: bool = False
+    has_registration: bool = True
+    gpus: int = 0
+    default_gpus: int = field(default=0)
+
+
+class ServiceJobs:
+    """Users and jobs; `run` owns the tasks of the jobs.
+
+    Args:
+        store: of the service.
+        plan: settings of engines.
+        limits: about users and jobs.
+    """
+
+    anonymous = ServiceUser("user_00000000", "anonymous", "", 0.0, True)
+    """User of all requests when no keys are required."""
+
+    def __init__(self, store: ServiceStore, plan: EnginePlan, limits: JobLimits) -> None:
+        self._access, self._plan, self._limits = StoreAccess(store), plan, limits
+        self.users: dict[str, ServiceUser] = {}
+        self.jobs: dict[str, ServiceJob] = {}
+        self.runners: dict[str, JobRunner] = {}
+        self._reasons: dict[str, str] = {}
+        self._nursery: trio.Nursery | None = None
+        self._cluster: Cluster | None = None
+        self.version = VERSION
+
+    @property
+    def has_auth(self) -> bool:
+        return self._limits.has_auth
+
+    @property
+    def has_registration(self) -> bool:
+        return self._limits.has_registration
+
+    async def run(self, cluster: Cluster, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run the jobs until cancelled, those of before a restart first. Reports `started` when all are known."""
+        store = self._access.store
+        self.users = {user.user_id: user for user in await self._access.call(store.users)}
+        self.jobs = {job.job_id: job for job in await self._access.call(store.jobs)}
+        async with trio.open_nursery() as self._nursery:
+            self._cluster = cluster
+            for job in self.jobs.values():
+                if not job.state.is_final:
+                    await self._add_runner(job)
+                    if job.state is not ServiceJobState.QUEUED:
+                        self._start(job.job_id)
+            await self._schedule()
+            task_status.started()
+            await trio.sleep_forever()
+
+    # Users
+
+    async def create_user(self, name: str, *, is_admin: bool = False) -> tuple[ServiceUser, str]:
+        """Create a user and return it with its key, which is not kept. Raises JobRefused if the name is taken."""
+        if not name or len(name) > USER_NAME_LIMIT or not name.isprintable():
+            raise JobRefused(f"username {name!r:.100}: expected 1 to {USER_NAME_LIMIT} printable characters")
+        key = new_key(secrets.token_hex)
+        user = ServiceUser(new_user_id(secrets.token_hex), name, hash_of(key), time.time(), is_admin)
+        if not await self._access.call(self._access.store.add_user, user):
+            raise JobRefused(f"Username '{name}' already exists")
+        self.users[user.user_id] = user
+        return user, key
+
+    def authenticate(self, key: str) -> ServiceUser | None:
+        """Return the user of a key, None if it belongs to none."""
+        return user_of_key(self.users, key)
+
+    def may_see(self, user: ServiceUser, job: ServiceJob) -> bool:
+        """Return whether a user may see and end a job: its owner, and administrators."""
+        return user.is_admin or user.user_id == job.user_id
+
+    # Jobs
+
+    async def submit(self, user: ServiceUser, config: dict[str, Any], gpus: int | None) -> ServiceJob:
+        """Accept a job and return it as it is then. Raises JobRefused."""
+        wanted = self._limits.default_gpus if gpus is None else gpus
+        if wanted < 0 or wanted > self._limits.gpus:
+            raise JobRefused(
+                f"num_gpus: {wanted} GPUs, and this service has {self._limits.gpus}; 0 is a job without GPUs"
+            )
+        open_jobs = [job for job in self.jobs.values() if job.user_id == user.user_id and not job.state.is_final]
+        if len(open_jobs) >= JOBS_LIMIT:
+            raise JobRefused(f"you have {len(open_jobs)} jobs that have not ended; the limit is {JOBS_LIMIT}")
+        try:
+            settings_of(config)
+        except ConfigError as error:
+            raise JobRefused(f"config: {error}") from None
+        job = ServiceJob(secrets.token_hex(6), secrets.token_hex(16), user.user_id, config, wanted, time.time())
+        await self._write(job)
+        await self._add_runner(job)
+        await self._schedule()
+        return self.jobs[job.job_id]
+
+    def message_of(self, job: ServiceJob) -> str:
+        """Return what a client is shown about a job."""
+        return self._reasons.get(job.job_id) or job.error or f"job {job.job_id} is {job.state.value.lower()}"
+
+    async def end(self, job: ServiceJob, state: ServiceJobState, error: str = "") -> ServiceJob:
+        """End a job, and start those that waited for what it had; return it. One that has ended stays as it is."""
+        job = self.jobs[job.job_id]
+        if may_become(job.state, state):
+            job = with_state(job, state, time.time(), error)
+            await self._write(job)
+            runner = self.runners.pop(job.job_id, None)
+            if runner is not None:
+                runner.end(f"job {job.job_id} has ended: {job.state.value}{error and ': '}{error}")
+            self._reasons.pop(job.job_id, None)
+            await self._schedule()
+        return job
+
+    # Inside
+
+    async def _write(self, job: ServiceJob) -> None:
+        self.jobs[job.job_id] = job
+        with trio.CancelScope(shield=True):
+            await self._access.call(self._access.store.put_job, job)
+
+    async def _add_runner(self, job: ServiceJob) -> None:
+        async def on_start() -> None:
+            current = self.jobs[job.job_id]
+            if may_become(current.state, ServiceJobState.RUNNING):
+                await self._write(with_state(current, ServiceJobState.RUNNING, time.time()))
+
+        async def on_failure(text: str) -> None:
+            await self.end(job, ServiceJobState.FAILED, text)
+
+        entries = await self._access.call(self._access.store.entries, job.job_id)
+        self.runners[job.job_id] = JobRunner(job, self._plan, self._access, entries, on_start, on_failure)
+
+    async def _schedule(self) -> None:
+        """Start the jobs that can start now."""
+        waiting = [QueuedJob(job.job_id, job.gpus) for job in self.jobs.values() if job.state is ServiceJobState.QUEUED]
+        taken = {job.job_id: job.gpu_ids for job in self.jobs.values() if not job.state.is_final}
+        decision = decide_starts(waiting, taken, self._limits.gpus)
+        self._reasons = decision.reasons
+        for job_id, gpu_ids in decision.starts:
+            job = with_state(self.jobs[job_id], ServiceJobState.STARTING, time.time())
+            # In the table before the first await: another call decides with it.
+            self.jobs[job_id] = job = evolve(job, gpu_ids=gpu_ids)
+            await self._write(job)
+            self._start(job_id)
+
+    def _start(self, job_id: str) -> None:
+        runner = self.runners.get(job_id)
+        if runner is not None:
+            assert self._nursery is not None
+            assert self._cluster is not None
+            self._nursery.start_soon(runner.run, self._cluster)

@@ -1,0 +1,428 @@
+"""Runs the operations of one training job, one after another: sync, in a thread of its engine.
+
+Generation and training share one model in one process, so that weights are never copied. All that the operations change
+is in a snapshot: weights, optimizer and `TrainingSession`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any, Protocol
+
+from attrs import asdict, frozen
+
+from fray.rl.checkpoint import begin_checkpoint, finish_checkpoint, remove_older
+from fray.rl.core.versions import VersionName
+from fray.rl.inference.requests import Completion, GenerateRequest, Sampling
+from fray.rl.model_spec import ModelSpec
+from fray.rl.train.settings import GRPO
+from fray.tinker.core.training_config import ConfigError, TrainingSettings, settings_of
+from fray.tinker.core.training_session import GENERATION_KEYS, OutOfOrder, TrainingSession, merged
+from fray.tinker.rewards.remote import RemoteReward
+from fray.tinker.rewards.uploaded import RewardCall, RewardError, UploadedReward, check_upload
+from fray.tinker.wire.dataproto import DataProtoError, decode_data_proto
+from fray.tinker.wire.prompts import PromptRow, rows_of
+
+SNAPSHOT_SHARE = 0.1
+"""Share of the time that snapshots may take; the requests since the last are executed again when the engine is lost."""
+SESSION_FILE = "session.json"
+SLOTS = 512
+"""Completions that are decoded at a time."""
+SAMPLES_SHOWN = 10
+TRACEBACK_LIMIT = 4_000
+_SNAPSHOT_NAME = re.compile(r"global_step_(\d+)")
+
+
+class Reward(Protocol):
+    """Reward of samples."""
+
+    def scores(self, calls: Sequence[RewardCall]) -> list[float]: ...
+
+    def close(self) -> None: ...
+
+
+@frozen
+class EngineAnswer:
+    """Result of an operation.
+
+    Attributes:
+        status: of HTTP.
+        body: JSON value.
+        scores: rewards of a training step, which are not computed again when it is repeated.
+        snapshot: number of the request up to which a snapshot has everything; 0: there is none.
+        checkpoint: directory that was saved for the client; empty: none.
+        global_steps: training steps done.
+    """
+
+    status: int
+    body: dict[str, Any]
+    scores: tuple[float, ...] | None = None
+    snapshot: int = 0
+    checkpoint: str = ""
+    global_steps: int = 0
+
+    @property
+    def is_failure(self) -> bool:
+        """True if it had no effect: it is not repeated after a snapshot."""
+        return self.status >= 400 or self.body.get("status") == "error"
+
+
+class TrainingRunner:
+    """State of one training job.
+
+    Args:
+        models: those of the service, by name.
+        config: of the job, as it was submitted.
+        directory: of the job; snapshots and checkpoints are below it.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, ModelSpec],
+        config: dict[str, Any],
+        directory: Path,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._models, self._directory, self._clock = models, directory, clock
+        self._snapshots, self._snapshot = directory / "snapshots", 0
+        self._session = TrainingSession(config=config)
+        self._settings = TrainingSettings()
+        self._trainer: Any = None
+        self._engine: Any = None
+        self._reward: Reward | None = None
+        self._snapshot_due = 0.0
+
+    # Snapshots --------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> int:
+        """Continue from the newest snapshot; return the number of the request up to which it has all, 0 without one."""
+        found = [
+            (int(match[1]), path)
+            for path in (self._snapshots.iterdir() if self._snapshots.is_dir() else ())
+            if (match := _SNAPSHOT_NAME.fullmatch(path.name)) and (path / SESSION_FILE).is_file()
+        ]
+        if not found:
+            return 0
+        self._snapshot, path = max(found)
+        self._session = TrainingSession(**json.loads((path / SESSION_FILE).read_text()))
+        self._load()
+        self._trainer.load(path)
+        return self._snapshot
+
+    def _take_snapshot(self, seq: int) -> None:
+        began = self._clock()
+        unfinished = begin_checkpoint(self._snapshots, seq)
+        self._trainer.save(unfinished)
+        (unfinished / SESSION_FILE).write_text(json.dumps(asdict(self._session)))
+        remove_older(self._snapshots, finish_checkpoint(unfinished, seq))
+        self._snapshot, ended = seq, self._clock()
+        self._snapshot_due = ended + (ended - began) / SNAPSHOT_SHARE
+
+    # Operations -------------------------------------------------------------------------------------------------------
+
+    def execute(self, seq: int, kind: str, body: bytes, scores: Sequence[float] | None = None) -> EngineAnswer:
+        """Execute a request and return its answer; one that fails has no effect.
+
+        Args:
+            seq: its number.
+            kind: an operation of `fray.tinker.core.training_session.EFFECTS`.
+            body: JSON.
+            scores: rewards of the step when it was executed first, which count again.
+        """
+        is_batch = kind in ("train_step", "validate")
+        try:
+            message = _object_of(body)
+            self._session.check(kind)
+            answer = getattr(self, f"_{kind}")(message, scores)
+        except OutOfOrder as error:
+            return EngineAnswer(400, {"detail": str(error)}, snapshot=self._snapshot)
+        except _Malformed as error:
+            return EngineAnswer(422, {"detail": error.problems}, snapshot=self._snapshot)
+        except (ConfigError, RewardError, ValueError) as error:
+            if is_batch:
+                return self._failure(str(error), error)
+            return EngineAnswer(400, {"detail": str(error)}, snapshot=self._snapshot)
+        except OSError as error:
+            return self._failure(f"{kind}: {error.strerror or error}: {error.filename or self._directory}", error)
+        except Exception as error:  # noqa: BLE001 (whatever fails in a step: its client gets it, and the job continues)
+            return self._failure(f"{type(error).__name__}: {error}", error)
+        if kind == "train_step" and self._clock() >= self._snapshot_due:
+            try:
+                self._take_snapshot(seq)
+            except OSError:
+                # The requests since the last one stay in the store, so nothing is lost. Tried again with the next step.
+                self._snapshot_due = 0.0
+        result = {name: value for name, value in answer.items() if not name.startswith("_")}
+        return EngineAnswer(
+            200, result, answer.get("_scores"), self._snapshot, answer.get("_path", ""), self._session.global_steps
+        )
+
+    def _failure(self, text: str, error: Exception) -> EngineAnswer:
+        trace = getattr(error, "traceback", "") or "".join(traceback.format_exception(error))
+        body = {"status": "error", "error": text, "traceback": trace[-TRACEBACK_LIMIT:]}
+        return EngineAnswer(200, body, snapshot=self._snapshot)
+
+    def _set_generation_config(self, message: dict[str, Any], scores: object) -> dict[str, Any]:
+        changes = {name: message[name] for name in GENERATION_KEYS if message.get(name) is not None}
+        generation = {**self._session.generation, **changes}
+        _sampling(generation, 1, 1, 0)
+        self._session.generation = generation
+        return {"status": "success", "config": {name: generation.get(name) for name in GENERATION_KEYS}}
+
+    def _upload_reward_function(self, message: dict[str, Any], scores: object) -> dict[str, Any]:
+        name, source = _required(message, "function_name", str), _required(message, "source_code", str)
+        check_upload(name, source)
+        reward = UploadedReward(name, source, self._directory / "reward", self._settings.reward_timeout_s)
+        self._replace_reward(reward)
+        self._session.reward_name, self._session.reward_source = name, source
+        path = self._directory / "reward" / f"{name}.py"
+        path.write_text(source)
+        return {"status": "success", "message": f"reward function {name!r} is there", "path": str(path)}
+
+    def _set_config(self, message: dict[str, Any], scores: object) -> dict[str, Any]:
+        config = merged(self._session.config, _required(message, "config_overrides", dict))
+        settings, unused = settings_of(config)
+        self._model_of(settings)
+        self._session.config, self._session.is_configured = config, True
+        text = f"these keys are not used: {', '.join(unused)}" if unused else "all keys are used"
+        return {"status": "success", "message": f"configuration set; {text}"}
+
+    def _init_workers(self, message: dict[str, Any], scores: object) -> dict[str, Any]:
+        steps = message.get("total_steps")
+        if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+            raise ConfigError(f"total_steps: expected an integer of at least 1, not {steps!r:.100}")
+        settings, _ = settings_of(self._session.config)
+        if not self._session.reward_source and not settings.reward_endpoint:
+            raise ConfigError(
+                "init_workers needs a reward first: POST upload_reward_function {function_name, source_code}, or the "
+                "key custom_reward_function.endpoint with the URL of a reward server"
+            )
+        self._session.total_steps = steps or 0
+        try:
+            self._load()
+        except BaseException:
+            self._session.total_steps = None
+            raise
+        return {"status": "success", "result": {"model": self._model_of(settings), "total_steps": steps}}
+
+    def _train_step(self, message: dict[str, Any], scores: Sequence[float] | None) -> dict[str, Any]:
+        settings = self._settings
+        rows = self._rows(message)
+        samples = self._generate(
+            rows, settings.rollouts, self._session.generation, f"step {self._session.global_steps}"
+        )
+        rewards = list(scores) if scores is not None else self._rewards_of(samples)
+        metrics = self._trainer.update(
+            [
+                _trajectory(row, at, completion, reward)
+                for (at, row, completion), reward in zip(samples, rewards, strict=True)
+            ]
+        )
+        self._session.global_steps += 1
+        return {
+            "status": "success",
+            "metrics": _metrics(metrics, rewards, [len(each.token_ids) for _, _, each in samples]),
+            "global_steps": self._session.global_steps,
+            "_scores": tuple(rewards),
+        }
+
+    def _validate(self, message: dict[str, Any], scores: object) -> dict[str, Any]:
+        rows = self._rows(message)
+        generation = {**self._session.generation, "temperature": 0.0, "top_p": 1.0, "top_k": 0}
+        samples = self._generate(rows, 1, generation, "validation")
+        rewards = self._rewards_of(samples)
+        shown = [
+            {"input": self._decode(row.tokens), "output": self._text(completion), "score": reward}
+            for (_, row, completion), reward in list(zip(samples, rewards, strict=True))[:SAMPLES_SHOWN]
+        ]
+        spread = {"mean_score": fmean(rewards), "std": pstdev(rewards), "max": max(rewards), "min": min(rewards)}
+        return {
+            "status": "success",
+            "metrics": {f"val/{name}": value for name, value in spread.items()},
+            "samples": shown,
+            "global_steps": self._session.global_steps,
+        }
+
+    def _save_checkpoint(self, message: dict[str, Any], scores: object) -> dict[str, Any]:
+        steps = self._session.global_steps
+        unfinished = begin_checkpoint(self._directory / "checkpoints", steps)
+        self._trainer.save(unfinished / "actor")
+        path = finish_checkpoint(unfinished, steps)
+        paths = {"actor_path": str(path / "actor"), "critic_path": None, "checkpoint_dir": str(path)}
+        return {"status": "success", "result": {"global_steps": steps, **paths}, "_path": str(path)}
+
+    # Inside -----------------------------------------------------------------------------------------------------------
+
+    def _model_of(self, settings: TrainingSettings) -> str:
+        """Return the name of the model that a configuration chooses."""
+        if not settings.model and len(self._models) == 1:
+            return next(iter(self._models))
+        if settings.model not in self._models:
+            raise ConfigError(
+                f"actor_rollout_ref.model.path: {settings.model!r} is not served here; expected one of "
+                f"{', '.join(self._models)}"
+            )
+        return settings.model
+
+    def _load(self) -> None:
+        """Load model, trainer and reward of a configuration that is complete."""
+        from fray.rl.tensors.engine import Engine
+        from fray.rl.tensors.language_model import load_model
+        from fray.rl.tensors.policy_trainer import PolicyTrainer
+
+        settings, _ = settings_of(self._session.config)
+        algorithm = GRPO(
+            groups=1,
+            group_size=max(settings.rollouts, 1),
+            lr=settings.lr,
+            weight_decay=settings.weight_decay,
+            clip_low=settings.clip_ratio,
+            clip_high=settings.clip_ratio,
+            advantage=settings.estimator,
+            gamma=settings.gamma or 1.0,
+            kl=settings.kl or None,
+        )
+        model = load_model(self._models[self._model_of(settings)])
+        self._trainer = PolicyTrainer(model, algorithm)
+        # The same model: generation always has the weights of the last step.
+        self._engine = Engine(model, VersionName(0, 0), slots=SLOTS)
+        self._settings = settings
+        if settings.reward_endpoint and not self._session.reward_source:
+            self._replace_reward(RemoteReward(settings.reward_endpoint, settings.reward_timeout_s))
+        elif self._reward is None:
+            source, place = self._session.reward_source, self._directory / "reward"
+            self._reward = UploadedReward(self._session.reward_name, source, place, settings.reward_timeout_s)
+        elif isinstance(self._reward, UploadedReward):
+            self._reward.timeout_s = settings.reward_timeout_s
+
+    def _replace_reward(self, reward: Reward) -> None:
+        if self._reward is not None:
+            self._reward.close()
+        self._reward = reward
+
+    def _rows(self, message: dict[str, Any]) -> list[PromptRow]:
+        data = decode_data_proto(_required(message, "batch_data", dict))
+        rows = rows_of(data, self._trainer.lm.tokenizer)
+        for at, row in enumerate(rows):
+            if len(row.tokens) > self._settings.max_prompt_length:
+                raise DataProtoError(
+                    f"batch_data: prompt {at} has {len(row.tokens)} tokens, and data.max_prompt_length is "
+                    f"{self._settings.max_prompt_length}"
+                )
+        return rows
+
+    def _generate(
+        self, rows: Sequence[PromptRow], count: int, generation: Mapping[str, Any], purpose: str
+    ) -> list[tuple[int, PromptRow, Completion]]:
+        """Return the samples of all prompts, interleaved: those of the first prompt first."""
+        engine, limit = self._engine, self._settings.max_response_length
+        for at, row in enumerate(rows):
+            seed = int.from_bytes(sha256(f"{self._settings.seed}/{purpose}/{at}".encode()).digest()[:6], "big")
+            engine.add(GenerateRequest(str(at), tuple(row.tokens), _sampling(generation, count, limit, seed)))
+        found: dict[tuple[int, int], Completion] = {}
+        try:
+            while engine.has_work:
+                for answer in engine.step():
+                    found[int(answer[0]), answer[1].index] = answer[1]
+        finally:
+            engine.abort_all()
+        return [(at, row, found[at, index]) for at, row in enumerate(rows) for index in range(count)]
+
+    def _rewards_of(self, samples: Sequence[tuple[int, PromptRow, Completion]]) -> list[float]:
+        assert self._reward is not None
+        return self._reward.scores(
+            [(row.data_source, self._text(each), row.ground_truth, row.extra_info) for _, row, each in samples]
+        )
+
+    def _text(self, completion: Completion) -> str:
+        return self._decode(completion.token_ids)
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(self._trainer.lm.tokenizer.decode(tokens))
+
+    def close(self) -> None:
+        """End the process of an uploaded reward function."""
+        if self._reward is not None:
+            self._reward.close()
+
+
+class _Malformed(Exception):
+    """Body of another form than the operation has."""
+
+    def __init__(self, kind: str, place: list[str], message: str, got: Any) -> None:
+        super().__init__(message)
+        self.problems = [{"type": kind, "loc": place, "msg": message, "input": got}]
+
+
+def _object_of(body: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(body or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise _Malformed("json_invalid", ["body"], f"JSON decode error: {error}", None) from None
+    if not isinstance(message, dict):
+        raise _Malformed("model_attributes_type", ["body"], "Input should be an object", None)
+    return message
+
+
+def _required(message: dict[str, Any], name: str, kind: type) -> Any:
+    if name not in message:
+        raise _Malformed("missing", ["body", name], "Field required", sorted(message))
+    if not isinstance(message[name], kind):
+        known = ("string_type", "a valid string") if kind is str else ("dict_type", "a valid dictionary")
+        raise _Malformed(known[0], ["body", name], f"Input should be {known[1]}", type(message[name]).__name__)
+    return message[name]
+
+
+def _sampling(generation: Mapping[str, Any], count: int, limit: int, seed: int) -> Sampling:
+    """Return the sampling of generation settings; raises ConfigError for one that the engine has not."""
+    if generation.get("repetition_penalty", 1.0) != 1.0:
+        raise ConfigError("repetition_penalty: the engine has none; expected 1.0")
+    top_k = generation.get("top_k", 0)
+    wanted = generation.get("max_new_tokens", limit)
+    try:
+        return Sampling(
+            max_tokens=min(wanted, limit) if limit > 1 else wanted,
+            temperature=generation.get("temperature", 1.0),
+            top_p=generation.get("top_p", 1.0),
+            top_k=0 if top_k == -1 else top_k,
+            seed=seed,
+            n=count,
+        )
+    except (ValueError, TypeError) as error:
+        raise ConfigError(str(error)) from None
+
+
+def _trajectory(row: PromptRow, at: int, completion: Completion, reward: float) -> dict[str, Any]:
+    prompt, response = list(row.tokens), completion.token_ids
+    return {
+        "tokens": prompt + response,
+        "loss_mask": [0] * len(prompt) + [1] * len(response),
+        "logprobs": [0.0] * len(prompt) + completion.logprobs,
+        "reward": reward,
+        "step_rewards": [reward],
+        "group_id": f"prompt {at}",
+    }
+
+
+def _metrics(trained: Mapping[str, float], rewards: Sequence[float], lengths: Sequence[int]) -> dict[str, float]:
+    """Return the metrics of a step by the names that OpenTinker's clients show."""
+    metrics = {
+        "training_step_reward": fmean(rewards),
+        "critic/score/mean": fmean(rewards),
+        "critic/score/max": max(rewards),
+        "critic/score/min": min(rewards),
+        "response_length/mean": fmean(lengths),
+        "response_length/max": float(max(lengths)),
+        "response_length/min": float(min(lengths)),
+    }
+    names = {"loss": "pg_loss", "clip_fraction": "pg_clipfrac", "mismatch_k3": "ppo_kl"}
+    skipped = ("reward_mean", "reward_std", "reward_min", "reward_max")
+    return metrics | {f"actor/{names.get(name, name)}": value for name, value in trained.items() if name not in skipped}
