@@ -149,6 +149,10 @@ class ActivityTracker:
         """Keep an exception; return the id of the error. Default severity: ERROR."""
         return self._reporter.report_exception(module, work, exception, severity or ErrorSeverity.ERROR)
 
+    def report_error(self, module: str, work: str, message: str, severity: ErrorSeverity | None = None) -> str:
+        """Keep an error that is not an exception; return its id. Default severity: ERROR."""
+        return self._reporter.report_error(module, work, message, severity or ErrorSeverity.ERROR)
+
     def get_error_health_status(self) -> dict[str, Any]:
         """Return what `ErrorReporter.get_health_status` says."""
         return self._reporter.get_health_status()

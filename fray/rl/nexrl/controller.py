@@ -14,6 +14,7 @@ import trio
 from fray.api.open import default_spec, open_cluster
 from fray.errors import InvalidRequest
 from fray.rl.controller import RunParts
+from fray.rl.core.run_record import EQUAL_REWARDS
 from fray.rl.nexrl.activity_tracker import ActivityTracker, ActivityTrackerProxy, ExperimentLogger
 from fray.rl.nexrl.data_loader import BaseDataLoader, MockDataLoader, TorchDataLoader
 from fray.rl.nexrl.guide_run import CHECKPOINTS, copy_checkpoint, run_of_guide
@@ -48,6 +49,9 @@ from fray.runtime.runtime import current_or_none
 logger = logging.getLogger("fray.rl")
 STOP_S = 10.0
 """Seconds that `NexRLController._stop` waits for work in progress."""
+DROPPED = "dropped/"
+"""Prefix of the metrics with the numbers of samples that were dropped, by reason."""
+NO_ERRORS = {f"{DROPPED}{reason}" for reason in ("stale", EQUAL_REWARDS, "collected")}
 CHECKPOINT_NAME = re.compile(r"global_step_(\d+)")
 SECTIONS = {
     NexRLRole.ROLLOUT_WORKER: "rollout_worker",
@@ -120,6 +124,7 @@ class NexRLController(NexRLModule):
         self.experiment_logger: ExperimentLogger = self.activity_tracker.experiment_logger
         self.result: RunResult | None = None
         """Result of the run, when it has ended."""
+        self._dropped: dict[str, float] = {}
         self._validations: list[dict[str, float]] = []
         self._token: trio.lowlevel.TrioToken | None = None
         self._cancel_scope: trio.CancelScope | None = None
@@ -260,6 +265,13 @@ class NexRLController(NexRLModule):
 
     def _on_step(self, metrics: dict[str, float]) -> None:
         self.activity_tracker.set_training_step(int(metrics["step"]))
+        for name, count in metrics.items():
+            # An episode out of attempts is an error; samples that became too old, or have equal rewards, are not.
+            new = count - self._dropped.get(name, 0.0)
+            if name.startswith(DROPPED) and name not in NO_ERRORS and new > 0:
+                self._dropped[name] = count
+                message = f"{new:.0f} samples were dropped: {name.removeprefix(DROPPED)}"
+                self.activity_tracker.report_error("rollout_worker", f"step {metrics['step']:.0f}", message)
         self._post(metrics)
 
     def _on_validation(self, metrics: dict[str, float]) -> None:

@@ -171,6 +171,18 @@ def test_errors_stop_by_the_policy() -> None:
     controller._stop()
 
 
+def test_samples_that_are_dropped_are_errors_once() -> None:
+    controller = rl.NexRLController(config({"runtime_monitor.exception_handling.policy": "stop_on_error"}))
+    controller._on_step({"step": 1.0, "dropped/stale": 4.0, "dropped/KeyError": 0.0})
+    assert controller._check_module_exceptions()
+    for step in (2.0, 3.0):
+        controller._on_step({"step": step, "dropped/KeyError": 2.0})
+    health = controller.activity_tracker.get_error_health_status()
+    assert health["error_level_count"] == 1
+    assert health["message"].endswith("rollout_worker, step 2: 2 samples were dropped: KeyError")
+    assert not controller._check_module_exceptions()
+
+
 def checkpoint(output: Path, step: int) -> Path:
     path = output / "checkpoints" / f"global_step_{step}"
     path.mkdir(parents=True)
