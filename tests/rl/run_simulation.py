@@ -88,6 +88,40 @@ class Episode:
 
 
 @define
+class ServerTruth:
+    """Facts about a server, from the events alone: a second, simple opinion about who may answer."""
+
+    is_alive: bool = True
+    is_ready: bool = False
+    has_loaded: bool = False
+    is_silent: bool = False
+
+    @property
+    def may_answer(self) -> bool:
+        return self.is_alive and self.has_loaded and not self.is_silent
+
+    def note(self, event: ServerEvent) -> None:
+        match event:
+            case ServerEvent.ENDED:
+                self.is_alive = False
+            case ServerEvent.READY if self.is_alive:
+                self.is_ready = True
+            case ServerEvent.SUSPECT_TOO_LONG if self.is_ready and (self.is_silent or not self.has_loaded):
+                self.is_alive = False
+            case ServerEvent.RESTARTED if not self.is_alive:
+                self.is_alive, self.is_ready, self.has_loaded, self.is_silent = True, False, False, False
+            case ServerEvent.LOADED if not self.has_loaded:
+                # It has answered, too.
+                self.has_loaded, self.is_silent = True, False
+            case ServerEvent.TRANSFER_MISSED:
+                self.has_loaded = False
+            case ServerEvent.ANSWERED:
+                self.is_silent = False
+            case ServerEvent.DEADLINE_MISSED if self.has_loaded:
+                self.is_silent = True
+
+
+@define
 class SimulatedRun:
     """A run, its storage, and those who act in it."""
 
@@ -99,6 +133,7 @@ class SimulatedRun:
     journal: list[Entry] = field(init=False, factory=list)
     checkpoint: RunRecord = field(init=False)
     fleet: ServerFleet = field(init=False, factory=ServerFleet)
+    truth: dict[str, ServerTruth] = field(init=False, factory=dict)
     episodes: list[Episode] = field(init=False, factory=list)
     """Episodes of living workers, and of those that are taken for dead and deliver all the same."""
     updates: list[list[Sample]] = field(init=False, factory=list)
@@ -121,7 +156,7 @@ class SimulatedRun:
         self.write()
         self.checkpoint, self.journal = self.state.snapshot(), []
         for name in ("s1", "s2"):
-            self.fleet.servers[name] = ServerRecord(name, restarts_left=1_000)
+            self.fleet.servers[name], self.truth[name] = ServerRecord(name, restarts_left=1_000), ServerTruth()
 
     # The run
 
@@ -132,7 +167,7 @@ class SimulatedRun:
             self.trainer_acts: 4, self.time_passes: 1, self.validation_acts: 1,
         }  # fmt: skip
         faults = {
-            self.worker_fails: 1, self.worker_dies: 1, self.server_fails: 1, self.pool_dies: 0.3,
+            self.worker_fails: 1, self.worker_dies: 1, self.server_fails: 2, self.pool_dies: 0.3,
             self.trainer_dies: 0.1, self.row_is_added: 0.5, self.long_time_passes: 0.2,
         }  # fmt: skip
         for number in range(self.steps + CALM_STEPS):
@@ -183,8 +218,8 @@ class SimulatedRun:
         if not self.episodes or server is None or server.version is None:
             return
         episode = self.rng.choice(self.episodes)
-        if server.state is not ServerState.HEALTHY:
-            self.violated(f"{server} answers")
+        if server.state is not ServerState.HEALTHY or not self.truth[server.name].may_answer:
+            self.violated(f"{server} answers, which is {self.truth[server.name]}")
         round_ = self.state.record.validation
         is_validation = episode.lease.task.epoch == VALIDATION and self.is_open(episode)
         if is_validation and (round_ is None or server.version != round_.version):
@@ -251,17 +286,21 @@ class SimulatedRun:
         target = weights.target
         match server.state:
             case ServerState.RESTARTING:
-                server.observe(ServerEvent.READY, server.incarnation)
+                self.observe(server, ServerEvent.READY)
             case ServerState.DEAD if self.rng.random() < 0.3:
-                server.observe(ServerEvent.RESTARTED, server.incarnation)
-            case ServerState.SUSPECT:
-                server.observe(ServerEvent.ANSWERED, server.incarnation)
+                self.observe(server, ServerEvent.RESTARTED)
+            case ServerState.SUSPECT if self.rng.random() < 0.3:
+                self.observe(server, ServerEvent.ANSWERED)
             case ServerState.RETIRED:
                 self.fleet.servers[server.name] = ServerRecord(server.name, 1_000, incarnation=server.incarnation + 1)
-        if server in self.fleet.to_load(target) and (weights.line.has(target)):
-            server.observe(ServerEvent.LOADED, server.incarnation, target)
+                self.truth[server.name] = ServerTruth()
+        if server in self.fleet.to_load(target) and weights.line.has(target) and self.rng.random() < 0.5:
+            self.observe(server, ServerEvent.LOADED, target)
         if weights.to_send is not None and self.fleet.has_loaded(weights.to_send):
             self.state.sync(weights.to_send)
+            for other in self.fleet.servers.values():
+                if other.version != self.state.record.weights.rollout:
+                    self.truth[other.name].note(ServerEvent.TRANSFER_MISSED)
             self.fleet.end_transfer(self.state.record.weights.rollout)
 
     def server_fails(self) -> None:
@@ -273,10 +312,19 @@ class SimulatedRun:
         # Also of an incarnation that has ended.
         late = self.rng.random() < 0.3
         changed = server.observe(event, server.incarnation - late)
+        if not late:
+            self.truth[server.name].note(event)
+        has_spent = event is ServerEvent.BUDGET_SPENT and not late and before is ServerState.DEAD
+        if has_spent and server.state is not ServerState.RETIRED:
+            self.violated(f"{server} has spent its restarts")
         if (changed and late) or (before is ServerState.DEAD and server.state is ServerState.HEALTHY):
             self.violated(f"{event} of a server that was {before}: {server}")
         if server.state in (ServerState.DEAD, ServerState.RESTARTING) and server.version is not None:
             self.violated(f"{server} has weights after its end")
+
+    def observe(self, server: ServerRecord, event: ServerEvent, version: VersionName | None = None) -> None:
+        server.observe(event, server.incarnation, version)
+        self.truth[server.name].note(event)
 
     # Trainer
 
@@ -353,6 +401,10 @@ class SimulatedRun:
             self.violated(f"servers take {record.weights.rollout} in the validation of {record.validation.version}")
         if any(sample.task.epoch == VALIDATION for sample in (*record.store.samples, *record.batch_samples)):
             self.violated("a sample of a validation is to be trained")
+        if max(record.attempts.values(), default=0) >= self.plan.max_attempts:
+            self.violated(f"a task has more attempts than {self.plan.max_attempts}")
+        if max(record.losses.values(), default=0) >= self.plan.max_losses:
+            self.violated(f"a task has lost more workers than {self.plan.max_losses}")
         if record.counts.dropped["group_incomplete"]:
             self.violated("a group lacked samples that were accounted for")
         untrained = len(record.open_groups) * self.plan.group_size

@@ -204,7 +204,41 @@ def trained_samples_are_not_counted(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def attempts_are_unlimited(patch: pytest.MonkeyPatch) -> None:
+    give_back = RunState._give_back
+
+    def never_last(self: RunState, lease: Any, reason: str, cost: Any, is_last: bool) -> None:
+        give_back(self, lease, reason, cost, False)
+
+    patch.setattr(RunState, "_give_back", never_last)
+
+
+def expired_leases_stay(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LeaseTable, "expired", lambda self, now: [])
+
+
+def expired_tasks_are_lost(patch: pytest.MonkeyPatch) -> None:
+    def close(self: RunState, now: float) -> None:
+        for lease in self._leases.expired(now):
+            self._leases.close(lease.number)
+
+    patch.setattr(RunState, "expire", close)
+
+
+def a_resumed_trainer_trains_its_batch_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RunRecord, "rewind", lambda self: self.weights.fork(self.weights.line.number))
+
+
+def suspect_servers_hold_their_old_weights(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ServerFleet, "end_transfer", lambda self, version: None)
+
+
 MUTATIONS = [
+    attempts_are_unlimited,
+    expired_leases_stay,
+    expired_tasks_are_lost,
+    a_resumed_trainer_trains_its_batch_again,
+    suspect_servers_hold_their_old_weights,
     late_results_count,
     leases_outlive_their_state,
     groups_are_split,
@@ -240,3 +274,11 @@ def test_a_bug_is_found(mutation: Callable[[pytest.MonkeyPatch], None], monkeypa
         except (InvariantViolated, ValueError, KeyError, AssertionError):
             return
     pytest.fail(f"{mutation.__name__} is not found within {MUTATION_SEEDS} seeds")
+
+
+@pytest.mark.parametrize("edge", server_states.TRANSITIONS, ids=lambda edge: f"{edge[0].value}, {edge[1].value}")
+def test_a_missing_edge_of_the_server_states_is_found(
+    edge: tuple[ServerState, ServerEvent], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edges = {other: after for other, after in server_states.TRANSITIONS.items() if other != edge}
+    test_a_bug_is_found(lambda patch: patch.setattr(server_states, "TRANSITIONS", edges), monkeypatch)
