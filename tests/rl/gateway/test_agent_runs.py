@@ -126,8 +126,9 @@ def test_an_agent_that_asks_on_ends_with_its_episode() -> None:
     assert "there is no such session: its episode has ended" in status.last_failure
 
 
-def test_the_example_of_an_agent_is_trained_for_three_updates(tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / "rl_agent.py"), "--steps", "3", "--output", str(tmp_path)]
+@pytest.mark.parametrize("example", ["rl_agent.py", "rl_tools.py"])
+def test_an_example_is_trained_for_three_updates(example: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / example), "--steps", "3", "--output", str(tmp_path)]
     subprocess.run(command, check=True, timeout=120, capture_output=True)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3]
