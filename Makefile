@@ -11,7 +11,7 @@ RL_NEEDS := filelock\nfsspec\njinja2\nnetworkx\nsetuptools\nsympy\ntyping-extens
 RL_NEEDS := $(RL_NEEDS)openai\nprotobuf\npsutil\nrich\nsafetensors\nstarlette\ntokenizers\ntransformers\n
 PARALLEL := -n $(TEST_WORKERS) --dist loadgroup
 
-.PHONY: help demo test test-all test-rl test-tinker network lint docs campaign bench peers clean constraints venv
+.PHONY: help demo test test-all test-rl test-tinker test-marin network lint docs campaign bench peers clean constraints venv
 
 help:
 	@echo "make demo [ARGS='--compare --kill-worker --json report.json'] the main job: copies in the standard library"
@@ -19,6 +19,7 @@ help:
 	@echo "make test-all [ARGS='--hypothesis-seed=7']                      every test: processes, Ray, random seeds (printed)"
 	@echo "make test-rl [ARGS='-k losses']                               tests of fray.rl that need torch, in .venv-rl (part of test-all)"
 	@echo "make test-tinker [ARGS='-k digits']                           tests of fray.tinker, in .venv-rl (those with torch are part of test-rl)"
+	@echo "make test-marin                                             fray.v2 on a real Iris, in .venv-marin (part of test-all)"
 	@echo "make network [ARGS='-k relay']                                hosts as namespaces, cut, reset, rebooted (needs root; see tests/network)"
 	@echo "make docs                                                     the pages and a reference of everything public, in build/docs"
 	@echo "make campaign                                                 300 seeds, 1,000 deaths, 300 kills, 10 minutes of load, 100 network faults, fuzzers, all tests with each Python"
@@ -46,6 +47,7 @@ test-all: lint
 	@$(PYTEST) --all -m timed $(ARGS) || [ $$? -eq 5 ]
 	@[ -n "$(ARGS)" ] || FRAY_PYTHONS="3.12 3.13 3.14" tools/pythons
 	@[ -n "$(ARGS)" ] || $(MAKE) test-rl
+	@[ -n "$(ARGS)" ] || $(MAKE) test-marin ARGS='-k "constraint or marin or slices or environment or pickles or current or spec"'
 
 # Torch is in an environment of its own, so that nothing else waits for it. There the types of torch are checked too.
 test-rl:
@@ -56,6 +58,11 @@ test-rl:
 test-tinker:
 	@tools/venv rl
 	@.venv-rl/bin/python -m pytest $(PARALLEL) tests/tinker $(ARGS)
+
+# A real Iris, started by the tests, in an environment of its own; `make test-all` runs a selection, as the contract of all
+# clients takes four minutes.
+test-marin:
+	@FRAY_PYTHONS=3.12 FRAY_VENV=.venv-marin FRAY_EXTRAS=marin tools/pythons -n 2 --dist loadgroup tests/v2/test_v2_iris.py $(ARGS)
 
 # Scenarios wait more than they compute, but their times are measured: two at a time.
 network: venv
@@ -91,6 +98,9 @@ constraints:
 		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o constraints-test.txt
 	uv pip compile pyproject.toml --extra docs -c constraints.txt -c constraints-test.txt --universal --python-version 3.11 \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o constraints-docs.txt
+	uv pip compile tools/marin-wheels.txt pyproject.toml --extra dev --python-version 3.12 \
+		--python-platform x86_64-manylinux_2_28 --prerelease if-necessary-or-explicit --no-emit-package marin-fray \
+		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o constraints-marin.txt
 	printf '$(RL_NEEDS)' | uv pip compile - -c constraints.txt -c constraints-test.txt -c constraints-docs.txt --universal \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o constraints-rl.txt
 	printf 'ray\nxoscar\nuvloop\ndistributed\nnumpy\n' | uv pip compile pyproject.toml - -c constraints.txt --universal \

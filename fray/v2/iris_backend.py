@@ -1,9 +1,8 @@
 """`FrayIrisClient`: `fray.v2` on a cluster of Iris, by its client library, where that is installed.
 
-Translation: ``preemptible=False`` becomes the constraint ``preemptible == false``; replicas, CPUs, memory, disk and
-device become Iris's `ResourceSpec`; each actor is a separate job with a port named ``actor``, which registers its name
-with Iris; a handle pickles to that name and finds the actor by the context of the job in which it is used. So handles
-are valid within one Iris namespace, which children share with their parents.
+Translation: ``preemptible=False`` becomes the constraint ``preemptible == false``; CPUs, memory, disk and device become
+Iris's `ResourceSpec`; each actor is a separate job with a port named ``actor``, which registers an endpoint named after
+the job and the actor; a handle pickles to that name, and finds the actor by the context of the job in which it is used.
 
 Iris passes on no exceptions of jobs, only texts: `JobHandle.wait` raises `JobFailed` with Iris's text.
 """
@@ -20,21 +19,29 @@ from fray.v2.iris.actors import (
     PORT,
     IrisActorGroup,
     IrisActorHandle,
+    endpoint_of,
     host_actor_job,
     methods_of,
     serve,
 )
 from fray.v2.iris.convert import (
     constraints_of,
+    coscheduling_of,
     entrypoint_of,
     environment_of,
+    image_of,
     iris_client,
     iris_context,
+    limit_of,
+    max_failures_of,
+    policy_of,
+    profile_of,
+    remember_driver,
     resources_of,
 )
 from fray.v2.iris.jobs import HostingJob, IrisJobHandle
 from fray.v2.job import JobAlreadyExists, JobStatus
-from fray.v2.types import ActorConfig, JobRequest, ResourceConfig, check_request
+from fray.v2.types import ActorConfig, EnvironmentConfig, JobRequest, ResourceConfig, check_request
 
 _shared: dict[str, FrayIrisClient] = {}
 
@@ -63,7 +70,7 @@ class FrayIrisClient(ExplainsMissing):
     """Jobs and actors on Iris; see `fray.v2.Client`.
 
     Args:
-        controller_address: ``host:port`` of Iris's controller.
+        controller_address: ``host:port`` or URL of Iris's controller.
         workspace: directory that Iris uploads with jobs.
 
     Raises:
@@ -73,7 +80,8 @@ class FrayIrisClient(ExplainsMissing):
     _meant = V2_CLIENT_LINES
 
     def __init__(self, controller_address: str, workspace: Any = None) -> None:
-        self._initialize(iris_client().IrisClient.remote(controller_address, workspace=workspace))
+        url = controller_address if "://" in controller_address else f"http://{controller_address}"
+        self._initialize(iris_client().IrisClient.remote(url, workspace=workspace))
 
     @classmethod
     def from_iris_client(cls, client: Any) -> FrayIrisClient:
@@ -84,6 +92,7 @@ class FrayIrisClient(ExplainsMissing):
 
     def _initialize(self, client: Any) -> None:
         self._iris = client
+        remember_driver(client)
         self._jobs: list[IrisJobHandle] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -102,17 +111,21 @@ class FrayIrisClient(ExplainsMissing):
             job = self._iris.submit(
                 entrypoint=entrypoint_of(request),
                 name=request.name,
-                resources=resources_of(request.resources, request.replicas),
+                resources=resources_of(request.resources),
                 environment=environment_of(request.environment),
-                constraints=constraints_of(request.resources),
+                constraints=constraints_of(request.resources) or None,
+                coscheduling=coscheduling_of(request.resources, request.replicas),
+                replicas=request.replicas,
                 max_retries_failure=request.max_retries_failure,
                 max_retries_preemption=request.max_retries_preemption,
+                max_task_failures=max_failures_of(request),
+                existing_job_policy=policy_of(adopt_existing),
+                task_image=image_of(request.environment, request.resources),
+                container_profile=profile_of(request.resources),
+                timeout=limit_of(request),
             )
-        except exists as error:
-            handle = IrisJobHandle(error.job)
-            if not adopt_existing:
-                raise JobAlreadyExists(request.name, handle) from None
-            return handle
+        except exists:
+            raise JobAlreadyExists(request.name) from None
         return self._track(IrisJobHandle(job))
 
     def create_actor(
@@ -122,10 +135,11 @@ class FrayIrisClient(ExplainsMissing):
         name: str,
         resources: ResourceConfig = ResourceConfig(),  # noqa: B008 (as callers read the signature)
         actor_config: ActorConfig = ActorConfig(),  # noqa: B008
+        environment: EnvironmentConfig | None = None,
         **kwargs: Any,
     ) -> IrisActorHandle:
         """Submit a job named ``name`` that hosts the actor; the first use of the handle waits until it is there."""
-        handle, _ = self._submit_host(actor_class, args, kwargs, name, name, 0, resources, actor_config)
+        handle, _ = self._submit_host(actor_class, args, kwargs, name, name, 0, resources, actor_config, environment)
         return handle
 
     def create_actor_group(
@@ -136,11 +150,14 @@ class FrayIrisClient(ExplainsMissing):
         count: int,
         resources: ResourceConfig = ResourceConfig(),  # noqa: B008
         actor_config: ActorConfig = ActorConfig(),  # noqa: B008
+        environment: EnvironmentConfig | None = None,
         **kwargs: Any,
     ) -> IrisActorGroup:
         """Submit jobs ``{name}-0``, ``{name}-1``, … that host one member each; return without waiting for them."""
         made = [
-            self._submit_host(actor_class, args, kwargs, f"{name}-{index}", name, index, resources, actor_config)
+            self._submit_host(
+                actor_class, args, kwargs, f"{name}-{index}", name, index, resources, actor_config, environment
+            )
             for index in range(count)
         ]
         return IrisActorGroup([handle for handle, _ in made], [job for _, job in made])
@@ -155,22 +172,28 @@ class FrayIrisClient(ExplainsMissing):
         index: int,
         resources: ResourceConfig,
         config: ActorConfig,
+        environment: EnvironmentConfig | None,
     ) -> tuple[IrisActorHandle, IrisJobHandle]:
         from iris.cluster.types import Entrypoint
 
         self._check_open()
+        concurrency = config.max_concurrency
         job = self._iris.submit(
-            entrypoint=Entrypoint.from_callable(host_actor_job, cls, args, kwargs, name, group, index),
+            entrypoint=Entrypoint.from_callable(host_actor_job, cls, args, kwargs, name, group, index, concurrency),
             name=name,
-            resources=resources_of(resources, 1),
+            resources=resources_of(resources),
+            environment=environment_of(environment),
             ports=[PORT],
-            constraints=constraints_of(resources),
+            constraints=constraints_of(resources) or None,
             # Iris restarts a job, not an actor; the job of an actor is the actor's process.
             max_retries_failure=config.max_restarts or 0,
+            max_task_failures=config.max_restarts or 0,
+            task_image=image_of(environment, resources),
+            container_profile=profile_of(resources),
         )
         hosting = HostingJob(job, self._iris)
         self._track(hosting)
-        return IrisActorHandle(name, methods_of(cls), hosting), hosting
+        return IrisActorHandle(endpoint_of(job.job_id, name), methods_of(cls), hosting), hosting
 
     def host_actor(
         self,
@@ -191,13 +214,8 @@ class FrayIrisClient(ExplainsMissing):
                 "host_actor must be called in a job of Iris: callers find the actor by that job's context"
             )
         # Port 0: any free one, as this job has reserved none for the actor.
-        server, _ = serve(actor_class, args, kwargs, name, name, 0, context, 0)
-
-        def stop() -> None:
-            context.registry.unregister(name)
-            server.stop()
-
-        return HostedActor(IrisActorHandle(name, methods_of(actor_class)), stop)
+        stop, about = serve(actor_class, args, kwargs, name, name, 0, 0, actor_config.max_concurrency)
+        return HostedActor(about.handle, stop)
 
     def shutdown(self, wait: bool = True) -> None:
         """End the actors that this client made, and wait for its jobs; with ``wait=False``, end them too."""

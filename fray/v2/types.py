@@ -301,6 +301,8 @@ class EnvironmentConfig:
             )
 
 
+ANY_REGION = "*"
+"""The only element of ``ResourceConfig.regions`` of a job that may run anywhere, wherever its parent runs."""
 FROM_HERE = ("HF_TOKEN", "WANDB_API_KEY")
 """Variables of this process that `create_environment` passes on when they are set."""
 

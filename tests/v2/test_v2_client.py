@@ -33,7 +33,7 @@ from fray.v2 import (
     set_current_client,
     wait_all,
 )
-from fray.v2.client import _current_client_var
+from fray.v2.client import _current_client_var, client_of
 from fray.v2.fray import client as fray_backend
 from fray.v2.ray_backend import backend as ray_backend
 
@@ -255,3 +255,9 @@ def test_the_modules_have_the_same_objects(module: str) -> None:
     found = importlib.import_module(f"fray.v2.{module}")
     assert all(getattr(found, name) is getattr(fray.v2, name) for name in MODULES[module].split())
     assert all(hasattr(found, name) for name in PRIVATE.get(module, ()))
+
+
+def test_without_iris_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "iris.client", None)
+    with pytest.raises(RuntimeError, match="Iris is not installed here"):
+        client_of("iris://localhost:1")

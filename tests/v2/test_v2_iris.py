@@ -1,20 +1,25 @@
-"""`FrayIrisClient` against the stand-in of Iris beside this file, whose jobs are real processes."""
+"""`FrayIrisClient` on a real Iris: its controller and workers in this process, jobs as processes of their own.
+
+Needs marin-iris and Python 3.12: `make test-marin`.
+"""
 
 from __future__ import annotations
 
+import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from v2_contract import *  # noqa: F403
-from v2_contract import Capabilities, Counter, do_nothing, fail, new, request
 
+pytest.importorskip("iris.client.client", reason="needs marin-iris: make test-marin")
+
+from v2_contract import *  # noqa: F403
+from v2_contract import SMALL, Capabilities, Counter, do_nothing, fail, new, request
+
+import fray.types
 from fray.v2 import (
-    ActorConfig,
     Entrypoint,
     JobFailed,
     JobRequest,
@@ -23,39 +28,49 @@ from fray.v2 import (
     create_environment,
     current_client,
 )
-from fray.v2.client import client_of
 from fray.v2.iris import actors
 from fray.v2.iris.actors import IrisActorHandle
+from fray.v2.iris.convert import (
+    constraints_of,
+    coscheduling_of,
+    environment_of,
+    image_of,
+    limit_of,
+    profile_of,
+    resources_of,
+)
 from fray.v2.iris.jobs import IrisJobHandle
 from fray.v2.iris_backend import FrayIrisClient
-
-STANDIN = Path(__file__).parent / "standin"
+from fray.v2.marin.resources import ANY_REGION
 
 
 @pytest.fixture(scope="module")
 def controller() -> Iterator[Any]:
-    """Start a controller; this process acts as one of its jobs, since names belong to one root job."""
+    """Start a controller and workers of Iris in this process; jobs are processes of their own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(actors, "FIRST_WAIT_S", 1.0)
-        patch.setattr(actors, "NEXT_WAIT_S", 0.5)
-        patch.syspath_prepend(str(STANDIN))
-        from iris.client import as_job
-        from iris.controller import Controller
+        patch.setattr(actors, "FIRST_WAIT_S", 20.0)
+        patch.setattr(actors, "NEXT_WAIT_S", 2.0)
+        # Tasks import this checkout and these tests.
+        paths = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
+        patch.setenv("PYTHONPATH", os.pathsep.join(paths))
+        from iris.cluster.local_cluster import LocalCluster, make_local_cluster_config
 
-        with Controller() as controller, as_job(controller.address, "/tests"):
-            yield controller
-    for name in [name for name in sys.modules if name.partition(".")[0] == "iris"]:
-        del sys.modules[name]
+        cluster = LocalCluster(make_local_cluster_config(8))
+        address = cluster.start()
+        try:
+            yield address
+        finally:
+            cluster.close()
 
 
 @pytest.fixture(scope="module")
 def client(controller: Any) -> FrayIrisClient:
-    return FrayIrisClient(controller.address)
+    return FrayIrisClient(controller)
 
 
 @pytest.fixture
 def make_client(controller: Any) -> Callable[[], FrayIrisClient]:
-    return lambda: FrayIrisClient(controller.address)
+    return lambda: FrayIrisClient(controller)
 
 
 @pytest.fixture
@@ -64,68 +79,73 @@ def capabilities() -> Capabilities:
     return Capabilities(carries_errors=False, finishes_calls=False, program_error=JobFailed)
 
 
-def spec_of(controller: Any, name: str) -> dict[str, Any]:
-    return controller.jobs[f"/tests/{name}"].spec  # type: ignore[no-any-return]
+def test_a_hosted_actor_lives_in_its_callers_process(client: FrayIrisClient) -> None:
+    """Replace the contract: that process is a job. `test_a_job_hosts_an_actor_for_its_own_jobs` has the rest."""
+    with pytest.raises(RuntimeError, match="host_actor must be called in a job of Iris"):
+        client.host_actor(Counter, 5, name=new("hosted"))
 
 
-def submitted(client: FrayIrisClient, controller: Any, **settings: Any) -> dict[str, Any]:
-    name = new("mapped")
-    job = JobRequest(name=name, entrypoint=Entrypoint.from_callable(do_nothing), **settings)
-    client.submit(job).wait()
-    return spec_of(controller, name)
+# Translations --------------------------------------------------------------------------------------------------------
 
 
-# Translations ------------------------------------------------------------------------------------------------------
+def test_not_preemptible_is_iriss_constraint() -> None:
+    from iris.cluster.constraints import preemptible_constraint
+
+    assert constraints_of(ResourceConfig(preemptible=False)) == [preemptible_constraint(False)]
+    assert constraints_of(ResourceConfig()) == []
 
 
-def test_not_preemptible_is_iriss_constraint(client: FrayIrisClient, controller: Any) -> None:
-    from iris.cluster.types import Constraint, ConstraintOp
+def test_regions_a_zone_and_alternatives_are_constraints() -> None:
+    from iris.cluster import constraints as iris
 
-    spec = submitted(client, controller, resources=ResourceConfig(preemptible=False))
-    assert spec["constraints"] == [Constraint(key="preemptible", op=ConstraintOp.EQ, value="false")]
-    assert submitted(client, controller)["constraints"] == []
-
-
-def test_regions_and_a_zone_are_constraints(client: FrayIrisClient, controller: Any) -> None:
     resources = ResourceConfig(regions=["us-central1", "us-east5"], zone="us-central1-a")
-    region, zone = submitted(client, controller, resources=resources)["constraints"]
-    assert (region.key, region.values) == ("region", ("us-central1", "us-east5"))
-    assert (zone.key, zone.value) == ("zone", "us-central1-a")
+    assert constraints_of(resources) == [
+        iris.region_constraint(["us-central1", "us-east5"]),
+        iris.zone_constraint("us-central1-a"),
+    ]
+    assert constraints_of(ResourceConfig(regions=[ANY_REGION])) == [iris.any_region_constraint()]
+    with pytest.raises(ValueError, match="ANY_REGION stands for every region, and alone"):
+        constraints_of(ResourceConfig(regions=[ANY_REGION, "us-east5"]))
+    either = ResourceConfig.with_tpu(["v5litepod-16", "v6e-16"])
+    assert constraints_of(either) == [iris.device_variant_constraint(["v5litepod-16", "v6e-16"])]
 
 
-def test_replicas_are_part_of_iriss_resource_spec(client: FrayIrisClient, controller: Any) -> None:
+def test_what_only_todays_marin_has_is_passed_on() -> None:
+    from iris.cluster import constraints as iris
+    from iris.rpc import job_pb2
+
+    resources = fray.types.ResourceConfig(target_cluster="peer", container_profile="CONTAINER_PROFILE_PRIVILEGED")
+    (constraint,) = constraints_of(resources)
+    assert (constraint.key, constraint.op) == (iris.CLUSTER_CONSTRAINT_KEY, iris.ConstraintOp.EQ)
+    assert profile_of(resources) == job_pb2.CONTAINER_PROFILE_PRIVILEGED
+    entrypoint = fray.types.Entrypoint.from_callable(do_nothing)
+    limited = fray.types.JobRequest(name="limited", entrypoint=entrypoint, timeout=90)
+    assert limit_of(limited).to_seconds() == 90
+    environment = fray.types.create_environment(
+        setup_scripts=[], sync_packages=["a"], secrets={"TOKEN": "x"}, secret_behavior="isolate"
+    )
+    spec = environment_of(environment)
+    assert (spec.setup_scripts, spec.sync_packages, spec.secrets) == ([], ["a"], {"TOKEN": "x"})
+    assert spec.secret_behavior == "isolate"
+
+
+def test_slices_start_together_and_replicas_are_the_jobs(client: FrayIrisClient) -> None:
     resources = ResourceConfig.with_tpu("v5litepod-16", slice_count=2)
-    spec = submitted(client, controller, resources=resources)["resources"]
-    assert (spec.replicas, spec.cpu, spec.memory, spec.disk) == (8, 32, "128g", "50g")
-    assert (spec.device.kind, spec.device.variant) == ("tpu", "v5litepod-16")
+    spec = resources_of(resources)
+    assert (spec.cpu, spec.memory, spec.disk, spec.device.tpu.variant) == (32, "128g", "50g", "v5litepod-16")
+    assert coscheduling_of(resources, 8).group_by == "tpu-name"
+    assert coscheduling_of(ResourceConfig(), 8) is None
+    gpus = resources_of(ResourceConfig.with_gpu("H100", count=4)).device.gpu
+    assert (gpus.variant, gpus.count) == ("H100", 4)
+    job = client.submit(request(do_nothing, replicas=2))
+    assert job.wait(60) == JobStatus.SUCCEEDED
+    assert len(job._job.tasks()) == 2
 
 
-def test_gpus_and_retries_arrive(client: FrayIrisClient, controller: Any) -> None:
-    spec = submitted(client, controller, resources=ResourceConfig.with_gpu("H100", count=4), max_retries_failure=3)
-    assert (spec["resources"].device.variant, spec["resources"].device.count) == ("H100", 4)
-    assert (spec["max_retries_failure"], spec["max_retries_preemption"]) == (3, 100)
-
-
-def test_an_environment_is_packages_variables_and_extras(client: FrayIrisClient, controller: Any) -> None:
-    environment = create_environment(pip_packages=["polars"], extras=["tpu"], env_vars={"A": "1"})
-    found = submitted(client, controller, environment=environment)["environment"]
+def test_an_environment_is_packages_variables_and_extras() -> None:
+    found = environment_of(create_environment(pip_packages=["polars"], extras=["tpu"], env_vars={"A": "1"}))
     assert (found.pip_packages, found.extras, found.env_vars["A"]) == (["polars"], ["tpu"], "1")
-
-
-def test_an_image_is_refused_with_a_reason(client: FrayIrisClient) -> None:
-    environment = create_environment(docker_image="ghcr.io/a/b:1")
-    with pytest.raises(ValueError, match="the cluster's own image"):
-        client.submit(request(do_nothing, environment=environment))
-
-
-def test_an_actor_is_a_job_with_a_port_named_actor(client: FrayIrisClient, controller: Any) -> None:
-    name = new("counters")
-    group = client.create_actor_group(Counter, name=name, count=2, actor_config=ActorConfig(max_restarts=2))
-    assert [handle.add(1) for handle in group.wait_ready()] == [1, 1]
-    specs = [spec_of(controller, f"{name}-{index}") for index in range(2)]
-    assert [spec["ports"] for spec in specs] == [["actor"], ["actor"]]
-    assert [spec["max_retries_failure"] for spec in specs] == [2, 2]
-    group.shutdown()
+    assert image_of(create_environment(docker_image="ghcr.io/a/b:1"), ResourceConfig()) == "ghcr.io/a/b:1"
 
 
 def test_a_handle_pickles_to_its_name(client: FrayIrisClient) -> None:
@@ -165,24 +185,22 @@ def test_a_jobs_handle_pickles_to_its_id(client: FrayIrisClient) -> None:
 # Which client --------------------------------------------------------------------------------------------------------
 
 
-def test_in_a_job_of_iris_the_current_client_is_that_clusters(controller: Any) -> None:
+def use_current_client(path: Path) -> None:
     found = current_client()
-    assert isinstance(found, FrayIrisClient)
-    assert found._iris.address == controller.address
+    child = found.submit(JobRequest(name="child", entrypoint=Entrypoint.from_callable(do_nothing), resources=SMALL))
+    path.write_text(f"{type(found).__name__} {child.wait(60)} {child.job_id}")
+
+
+def test_in_a_job_of_iris_the_current_client_is_that_clusters(client: FrayIrisClient, tmp_path: Path) -> None:
+    job = client.submit(request(use_current_client, tmp_path / "found"))
+    assert job.wait(60) == JobStatus.SUCCEEDED
+    assert (tmp_path / "found").read_text() == f"FrayIrisClient succeeded {job.job_id}/child"
 
 
 def test_a_spec_selects_one_client_per_process(controller: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FRAY_CLIENT_SPEC", f"iris://{controller.address}")
+    monkeypatch.setenv("FRAY_CLIENT_SPEC", f"iris://{controller.removeprefix('http://')}")
     found = current_client()
     assert isinstance(found, FrayIrisClient)
     assert current_client() is found
     found.shutdown()
     assert current_client() is not found
-
-
-def test_without_iris_the_error_says_so() -> None:
-    script = "from fray.v2.client import client_of; client_of('iris://localhost:1')"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "Iris is not installed here" in done.stderr
-    assert client_of("local") is not None

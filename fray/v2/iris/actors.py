@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -12,7 +11,7 @@ from typing import Any
 from fray.threads import call_in_thread
 from fray.tracebacks import short_traceback
 from fray.v2.interface import ActorContext, ActorHandle, _set_current_actor, _set_process_actor
-from fray.v2.iris.convert import iris_client, iris_context
+from fray.v2.iris.convert import iris_client, iris_connection
 from fray.v2.iris.jobs import HostingJob, IrisJobHandle
 from fray.v2.job import JobHandle, JobStatus, refuse_async
 
@@ -22,18 +21,6 @@ POLL_S = 0.02
 """Seconds between two looks for an actor that is not registered yet."""
 FIRST_WAIT_S, NEXT_WAIT_S = 60.0, 5.0
 """Seconds that a handle without a job waits for an actor: before it has seen the actor, and after."""
-
-
-def _address(port: int) -> str:
-    """Return ``host:port`` at which other machines reach this one."""
-    # Connecting a UDP socket sends nothing; it selects the address that routes to other machines.
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # a documentation address (RFC 5737): only a route is looked up
-            host = probe.getsockname()[0]
-        except OSError:
-            host = "127.0.0.1"
-    return f"{host}:{port}"
 
 
 class _ActorService:
@@ -60,28 +47,47 @@ def _as_actor(about: ActorContext, fn: Callable[..., Any], args: Any, kwargs: An
     return fn(*args, **kwargs)
 
 
-def serve(cls: type, args: Any, kwargs: Any, name: str, group: str, index: int, context: Any, port: int) -> Any:
-    """Make and serve an actor; register its name once it is made. Raises what its constructor raises."""
-    from iris.actor import ActorServer
+def endpoint_of(job_id: Any, name: str) -> str:
+    """Return the name under which the actor of a job is registered: absolute, so that every job and driver finds it."""
+    return f"{job_id}/{name}"
 
-    about = ActorContext(IrisActorHandle(name, methods_of(cls)), index, group)
+
+def serve(
+    cls: type, args: Any, kwargs: Any, name: str, group: str, index: int, port: int, concurrency: int
+) -> tuple[Callable[[], None], ActorContext]:
+    """Make and serve an actor; register it once it is made. Raises what its constructor raises.
+
+    Returns:
+        What ends it, and what it knows about itself.
+    """
+    from iris.actor.server import ActorServer
+    from iris.cluster.client.job_info import get_job_info
+
+    context = iris_client().iris_ctx()
+    endpoint = endpoint_of(context.job_id, name)
+    about = ActorContext(IrisActorHandle(endpoint, methods_of(cls)), index, group)
     instance = copy_context().run(_as_actor, about, cls, args, kwargs)
     # Callers are on other machines.
-    server = ActorServer(host="0.0.0.0", port=port)
-    server.register(name, _ActorService(instance, about))
-    server.serve_background()
+    server = ActorServer(host="0.0.0.0", port=port, max_concurrency=concurrency)
+    server.register(endpoint, _ActorService(instance, about))
+    bound = server.serve_background()
     # After the server listens: a caller may use the address at once.
-    context.registry.register(name, _address(server.port))
-    return server, about
+    registered = context.registry.register(endpoint, f"http://{get_job_info().advertise_host}:{bound}")
+
+    def stop() -> None:
+        context.registry.unregister(registered)
+        server.stop()
+
+    return stop, about
 
 
-def host_actor_job(cls: type, args: Any, kwargs: Any, name: str, group: str, index: int) -> None:
+def host_actor_job(cls: type, args: Any, kwargs: Any, name: str, group: str, index: int, concurrency: int) -> None:
     """Serve an actor until the job is ended or the actor ends itself; the entrypoint of an actor's job."""
-    context = iris_client().iris_ctx()
-    _, about = serve(cls, args, kwargs, name, group, index, context, context.get_port(PORT))
+    port = iris_client().iris_ctx().get_port(PORT)
+    stop, about = serve(cls, args, kwargs, name, group, index, port, concurrency)
     _set_process_actor(about)
     about.shutdown_event.wait()
-    context.registry.unregister(name)
+    stop()
 
 
 def methods_of(cls: type) -> frozenset[str]:
@@ -104,18 +110,14 @@ class IrisActorHandle:
         return IrisActorMethod(self, method_name)
 
     def _connection(self) -> tuple[Any, Any]:
-        """Return resolver and client, by the job whose code this is; else by the job that hosts the actor."""
+        """Return resolver and client."""
         if self._found is None:
-            from iris.actor import ActorClient
+            from iris.actor.client import ActorClient
+            from iris.cluster.types import JobName
 
-            context = iris_context()
-            if context is not None:
-                resolver = context.resolver
-            elif self._job is not None:
-                resolver = self._job.resolver
-            else:
-                raise RuntimeError(f"cannot find actor {self._name!r}: this code does not run in a job of Iris")
-            self._found = resolver, ActorClient(resolver, self._name)
+            resolver = iris_connection().resolver_for_job(JobName.from_string(self._name.rpartition("/")[0]))
+            # One attempt: a call whose connection broke may have run.
+            self._found = resolver, ActorClient(resolver, self._name, max_call_attempts=1)
         return self._found
 
     def _is_registered(self) -> bool:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from fray.v2.iris.convert import iris_client, state_of
+from fray.v2.iris.convert import iris_connection, state_of
 from fray.v2.job import JobFailed, JobStatus
+
+POLL_LIMIT_S = 5.0
+"""Longest time between two looks at the state of a job that is waited for; they begin at 0.1 s."""
+_NO_LIMIT_S = 10 * 365 * 86_400.0
+"""Timeout of a wait without one: Iris adds it to the time of day, so it must be finite."""
 
 
 class IrisJobHandle:
@@ -20,14 +25,15 @@ class IrisJobHandle:
         return str(self._job.job_id)
 
     def status(self) -> JobStatus:
-        return JobStatus.STOPPED if self._terminated else state_of(self._job.status().state)
+        return JobStatus.STOPPED if self._terminated else state_of(self._job.state_only())
 
     def wait(self, timeout: float | None = None, *, raise_on_failure: bool = True) -> JobStatus:
         """Wait for the end. See `fray.v2.JobHandle.wait`; a failure raises `JobFailed` with Iris's text as a note."""
         if self._terminated:
             return JobStatus.STOPPED
         try:
-            self._job.wait(timeout=float("inf") if timeout is None else timeout, raise_on_failure=False)
+            limit = _NO_LIMIT_S if timeout is None else timeout
+            self._job.wait(timeout=limit, poll_interval=POLL_LIMIT_S, raise_on_failure=False)
         except TimeoutError:
             if raise_on_failure:
                 raise
@@ -41,15 +47,15 @@ class IrisJobHandle:
 
     def why(self) -> str:
         """Return Iris's text about the end of the job."""
-        return str(getattr(self._job.status(), "error", "")) or self.status().value
+        return str(self._job.status().error_message) or self.status().value
 
     def terminate(self) -> None:
         self._terminated = True
-        self._job.terminate()
+        self._job.cancel()
 
     def logs(self) -> str:
         """Return the output that Iris has stored."""
-        return "".join(str(getattr(line, "data", line)) for line in self._job.logs())
+        return "".join(f"{str(line.data).rstrip(chr(10))}\n" for line in self._job.logs())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (self.job_id,)
@@ -60,8 +66,9 @@ class IrisJobHandle:
 
 def _unpickled(job_id: str) -> IrisJobHandle:
     """Return the handle that was pickled, by the context of the job where it arrives."""
-    iris = iris_client()
-    return IrisJobHandle(iris.Job(iris.iris_ctx().client, job_id))
+    from iris.cluster.types import JobName
+
+    return IrisJobHandle(iris_connection().job(JobName.from_string(job_id)))
 
 
 class HostingJob(IrisJobHandle):

@@ -12,10 +12,9 @@ from fray.model.resources import parse_bytes
 from fray.v2 import types as april
 from fray.v2.marin.device_flops import device_flops
 from fray.v2.marin.version import SameInstances, check_keywords
+from fray.v2.types import ANY_REGION as ANY_REGION
 from fray.v2.types import DeviceKind, GpuType, TpuTopologyInfo, TpuType
 
-ANY_REGION = "*"
-"""The only element of ``ResourceConfig.regions`` of a job that may run anywhere, wherever its parent runs."""
 TpuFamily = Literal["v4", "v5e", "v5p", "v6e"]
 """Generation of TPUs."""
 
