@@ -72,6 +72,7 @@ def split_group(self: TrajectoryStore, group: Any) -> Any:
         return None
     del self._growing[group.key]
     self._complete.append(group)
+    self._complete_slots += group.slots
     return group
 
 
