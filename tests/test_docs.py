@@ -147,8 +147,11 @@ def is_there(name: str) -> bool:
             attributes.insert(0, last)
     for attribute in attributes:
         fields = getattr(value, "__annotations__", {})
-        if not hasattr(value, attribute):
-            return attribute in fields
+        try:
+            if not hasattr(value, attribute):
+                return attribute in fields
+        except ImportError as error:  # the name needs an extra that is not installed
+            return "pip install" in str(error) and attribute in value.__all__
         value = getattr(value, attribute)
     return True
 

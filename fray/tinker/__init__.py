@@ -51,4 +51,8 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module 'fray.tinker' has no attribute {name!r}; it has {', '.join(__all__)}")
-    return getattr(import_module(f"fray.tinker.{_MODULES[name]}"), name)
+    try:
+        module = import_module(f"fray.tinker.{_MODULES[name]}")
+    except ModuleNotFoundError as error:
+        raise ImportError(f"fray.tinker.{name} needs {error.name}: pip install 'fray[tinker]'") from None
+    return getattr(module, name)
