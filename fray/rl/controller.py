@@ -339,9 +339,10 @@ class RunController:
                 # Before the next update changes them.
                 if is_due:
                     await self._publish(trainer, version, target)
-                if step.number % parts.save_every == 0:
-                    await self._save(trainer, step.number)
+            # Before it is saved: a run that continues from there does not report this update again.
             self._report(step, await self._ask("status"))
+            if not step.skipped and step.number % parts.save_every == 0:
+                await self._save(trainer, step.number)
         if version.number and version.number % parts.save_every:
             await self._save(trainer, version.number)
 
