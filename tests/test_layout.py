@@ -329,7 +329,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "rl": (
         ("core", "data", "model_spec", "nexrl_types", "weights_table"),
-        ("checkpoint", "inference.requests", "journal_file", "nexrl", "tokenizers", "train", "weights"),
+        ("checkpoint", "inference.requests", "journal_file", "nexrl", "tokenizers", "train", "weight_files", "weights"),
         ("algorithm", "recipe", "tensors", "utils"),
         ("inference", "messages", "trainer"),
         ("gateway",),

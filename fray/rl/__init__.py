@@ -4,7 +4,8 @@ Upwards, each may import those above it:
 
 - `core`: what decides, without torch, Trio, clocks and files; a simulation with faults runs the same code.
 - `nexrl_types`, `model_spec`, `weights_table`, `train`, `data`: values and settings.
-- `journal_file`, `checkpoint`: files of a run. `tokenizers`: texts as tokens. `nexrl`: components of NexRL's guide.
+- `journal_file`, `checkpoint`: files of a run. `weight_files`: weights in files of safetensors. `tokenizers`: texts as
+  tokens. `nexrl`: components of NexRL's guide.
 - `tensors`: losses, models, engine and trainer; the only folder that imports torch.
 - `inference`: servers and their client. `messages`: between the parts of a run. `gateway`: agents of episodes.
 - `rollout`, `coordinator`, `trainer_process`: the actors. `controller`: the scope that owns them.

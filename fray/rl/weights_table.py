@@ -30,21 +30,6 @@ ITEM_BYTES = {
     "bool": 1,
 }
 """Types of tensors, as torch names them, and the bytes of a number."""
-SAFETENSORS_TYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U8": "uint8",
-    "BOOL": "bool",
-}
-"""The same types as files of safetensors name them."""
 _NAMES_IN_TEXT = 4
 
 
@@ -125,22 +110,6 @@ class WeightTable:
         """Return the table that `to_json` has written."""
         places = {name: WeightPlace(offset, tuple(shape), dtype) for name, offset, shape, dtype in value["tensors"]}
         return cls(places, value["total_bytes"])
-
-    @classmethod
-    def of_safetensors(cls, header: bytes, file_bytes: int) -> WeightTable:
-        """Return the table of the bytes of a file of safetensors.
-
-        Args:
-            header: the JSON in it, which follows its length in 8 bytes.
-            file_bytes: size of the file.
-        """
-        begin = 8 + len(header)
-        places = {
-            name: WeightPlace(begin + each["data_offsets"][0], tuple(each["shape"]), SAFETENSORS_TYPES[each["dtype"]])
-            for name, each in json.loads(header).items()
-            if name != "__metadata__"
-        }
-        return cls(places, file_bytes)
 
     def difference_text(self, other: WeightTable) -> str:
         """Return how ``other`` differs in names and shapes, as a clause about it; "" if it does not.

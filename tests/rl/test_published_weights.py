@@ -10,6 +10,7 @@ import trio
 
 from fray.errors import ObjectLost
 from fray.rl.core.versions import VersionName
+from fray.rl.weight_files import table_of_files
 from fray.rl.weights.published import KeptWeights, PublishedWeights, WeightFile
 from fray.rl.weights_table import WeightPlace, WeightTable
 
@@ -62,7 +63,7 @@ def test_the_table_of_safetensors_is_that_of_the_whole_file() -> None:
             "embedding": {"dtype": "F32", "shape": [2, 3], "data_offsets": [8, 32]},
         }
     ).encode()
-    table = WeightTable.of_safetensors(header, 8 + len(header) + 32)
+    table = table_of_files(len(header).to_bytes(8, "little") + header + bytes(32))
     assert table.places == {
         "bias": WeightPlace(8 + len(header), (3,), "bfloat16"),
         "embedding": WeightPlace(16 + len(header), (2, 3), "float32"),

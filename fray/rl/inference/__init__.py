@@ -9,6 +9,6 @@ Upwards, each may import those above it:
 - `server`: the actor; `model_engine`: the engine that it makes of a model.
 - `chat_messages`, `tool_calls`, `replies`: conversations and answers; `client`: the model as episodes use it.
 - `openai_requests`, `openai_responses`: bodies of OpenAI's API; `openai_app`: its routes.
-- `http_settings`, `http_port`: the HTTP port of a server; `weight_files`: weights that come to it as files.
+- `http_settings`, `http_port`: the HTTP port of a server.
 - `service_client`: NexRL's client for threads; `http_service`: over HTTP.
 """

@@ -21,9 +21,9 @@ from fray.rl.inference.openai_app import PromptEvent, answering, api_app, api_ro
 from fray.rl.inference.openai_requests import ApiError, ApiRequest
 from fray.rl.inference.replies import ModelReply, reply_of
 from fray.rl.inference.requests import Completion, GenerateRequest, TokenEvent
-from fray.rl.inference.weight_files import read_weights, table_of_files
 from fray.rl.model_spec import model_name
 from fray.rl.tokenizers import Tokenizer, load_tokenizer
+from fray.rl.weight_files import read_weights, table_of_files
 
 WEIGHTS_LIMIT_BYTES = 8 << 30
 """Bytes of weights in the body of a request; larger ones come from a disk."""

@@ -6,6 +6,7 @@ array, a mapped file; for reading they may be read-only.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fray.rl.weight_files import table_of_files
 from fray.rl.weights_table import WeightPlace, WeightTable
 
 Weights: TypeAlias = torch.nn.Module | Mapping[str, Tensor]
@@ -55,8 +57,8 @@ def write_file(model: Weights, path: Path) -> WeightTable:
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".new")
     save_file({name: tensor.cpu().contiguous() for name, tensor in _tensors_of(model)}, unfinished)
-    with unfinished.open("rb") as file:
-        table = WeightTable.of_safetensors(file.read(int.from_bytes(file.read(8), "little")), unfinished.stat().st_size)
+    with unfinished.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        table = table_of_files(content)
     unfinished.rename(path)
     return table
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ def read_weights(directory: str | Path) -> tuple[WeightTable, bytearray]:
     return table_of_files(buffer, starts), buffer
 
 
-def table_of_files(buffer: bytes | bytearray, starts: Sequence[int] = (0,)) -> WeightTable:
+def table_of_files(buffer: bytes | bytearray | mmap.mmap, starts: Sequence[int] = (0,)) -> WeightTable:
     """Return the table of files of safetensors that lie one after the other in a buffer.
 
     Args:
@@ -63,7 +64,7 @@ def table_of_files(buffer: bytes | bytearray, starts: Sequence[int] = (0,)) -> W
     return WeightTable(places, len(buffer))
 
 
-def _places(buffer: bytes | bytearray, start: int, end: int) -> list[tuple[str, WeightPlace]]:
+def _places(buffer: bytes | bytearray | mmap.mmap, start: int, end: int) -> list[tuple[str, WeightPlace]]:
     size = int.from_bytes(buffer[start : start + 8], "little")
     data = start + 8 + size
     if end - start < 8 or size > HEADER_LIMIT_BYTES or data > end:
