@@ -338,8 +338,10 @@ async def test_closing_fails_what_is_open() -> None:
 
         nursery.start_soon(ask)
         await trio.testing.wait_all_tasks_blocked()
-        engine.gate.release(1_000)  # type: ignore[union-attr]
-        await server.pause("keep")
+        async with trio.open_nursery() as pausing:
+            pausing.start_soon(server.pause, "keep")
+            await trio.testing.wait_all_tasks_blocked()
+            engine.gate.release(1_000)  # type: ignore[union-attr]  # after the pause was sent, else the answer may be first
         await server.aclose()
 
 
