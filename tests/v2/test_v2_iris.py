@@ -155,6 +155,13 @@ def test_a_handle_pickles_to_its_name(client: FrayIrisClient) -> None:
     assert pickle.loads(pickle.dumps(handle)).add(1) == 2
 
 
+def test_a_handle_finds_the_actor_by_the_client_that_made_it(client: FrayIrisClient) -> None:
+    other = FrayIrisClient("127.0.0.1:1")  # of another cluster, made later: where no controller is
+    handle = client.create_actor(Counter, name=new("counter"))
+    assert handle.add(1) == 1
+    del other
+
+
 def test_a_constructor_that_fails_ends_its_job(client: FrayIrisClient) -> None:
     group = client.create_actor_group(Unmakeable, name=new("unmakeable"), count=1)
     with pytest.raises(RuntimeError, match="not to be made"):

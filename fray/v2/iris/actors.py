@@ -110,12 +110,13 @@ class IrisActorHandle:
         return IrisActorMethod(self, method_name)
 
     def _connection(self) -> tuple[Any, Any]:
-        """Return resolver and client."""
+        """Return resolver and client: of the client that made the actor; else of this job, or of this process."""
         if self._found is None:
             from iris.actor.client import ActorClient
             from iris.cluster.types import JobName
 
-            resolver = iris_connection().resolver_for_job(JobName.from_string(self._name.rpartition("/")[0]))
+            job_id = JobName.from_string(self._name.rpartition("/")[0])
+            resolver = self._job.resolver if self._job is not None else iris_connection().resolver_for_job(job_id)
             # One attempt: a call whose connection broke may have run.
             self._found = resolver, ActorClient(resolver, self._name, max_call_attempts=1)
         return self._found
