@@ -22,7 +22,6 @@ from fray.tinker.service_jobs import ServiceJobs
 
 REQUEST_ID_HEADER = "X-Request-ID"
 """Header by which a request that is sent again is recognised."""
-ENDED_S = 1.0
 
 
 class _LedgerAnswer(Response):
