@@ -133,3 +133,13 @@ def request(name: str, prompt: str = "12", **sampling: Any) -> GenerateRequest:
     from fray.rl.inference.requests import Sampling
 
     return GenerateRequest(name, tuple(TOKENIZER.encode(prompt)), Sampling(**sampling))
+
+
+async def answer_of(request: GenerateRequest) -> list[Completion]:
+    """Return the completions of one request by an engine of its own."""
+    engine = CountingEngine()
+    engine.add(request)
+    ended: list[Any] = []
+    while engine.has_work:
+        ended += engine.step()
+    return [completion for _, completion in ended]

@@ -10,7 +10,7 @@ import pytest
 from fray.rl.core.versions import VersionName
 from fray.rl.inference.client import LLM
 from fray.rl.inference.requests import Completion, GenerateRequest
-from tests.support.counting_engine import TOKENIZER, CountingEngine
+from tests.support.counting_engine import TOKENIZER, answer_of
 
 
 class Bench:
@@ -22,12 +22,7 @@ class Bench:
 
     async def send(self, request: GenerateRequest) -> list[Completion]:
         self.requests.append(request)
-        engine = CountingEngine()
-        engine.add(request)
-        ended: list[Any] = []
-        while engine.has_work:
-            ended += engine.step()
-        return [completion for _, completion in ended]
+        return await answer_of(request)
 
 
 async def test_a_reply_has_text_tokens_logprobs_and_versions() -> None:

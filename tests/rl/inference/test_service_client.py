@@ -16,20 +16,10 @@ from fray import rl
 from fray.errors import InvalidRequest
 from fray.rl.inference import http_service
 from fray.rl.inference.openai_requests import ApiError
-from fray.rl.inference.requests import Completion, GenerateRequest
 from fray.rl.inference.service_client import EpisodeBackend
-from tests.support.counting_engine import TOKENIZER, CountingEngine
+from tests.support.counting_engine import TOKENIZER, answer_of
 
 TRAIN = {"prompt_tokens": [1, 2], "response_tokens": [3, 4], "response_logprobs": [-0.4, -0.5]}
-
-
-async def send(request: GenerateRequest) -> list[Completion]:
-    engine = CountingEngine()
-    engine.add(request)
-    ended: list[Any] = []
-    while engine.has_work:
-        ended += engine.step()
-    return [completion for _, completion in ended]
 
 
 async def in_a_thread(call: Any) -> Any:
@@ -37,7 +27,7 @@ async def in_a_thread(call: Any) -> Any:
 
 
 async def test_a_completion_is_the_dict_of_the_guide_and_has_what_training_needs() -> None:
-    llm = rl.LLM(send, TOKENIZER)
+    llm = rl.LLM(answer_of, TOKENIZER)
     client = rl.LLMServiceClient({"model_tag": "policy"}, EpisodeBackend(llm))
     asked = {"prompt": "12", "max_tokens": 2, "temperature": 0.5}
     answer = await in_a_thread(lambda: client.completion(**asked))
@@ -49,7 +39,7 @@ async def test_a_completion_is_the_dict_of_the_guide_and_has_what_training_needs
 
 
 async def test_a_chat_has_messages_response_and_tool_calls() -> None:
-    client = rl.LLMServiceClient({}, EpisodeBackend(rl.LLM(send, TOKENIZER)))
+    client = rl.LLMServiceClient({}, EpisodeBackend(rl.LLM(answer_of, TOKENIZER)))
     messages = [{"role": "user", "content": "12"}]
     answer = await in_a_thread(lambda: client.generate(messages, max_tokens=8))
     assert (answer["messages"], answer["response"], answer["tool_calls"]) == (messages, "3456", [])
@@ -57,7 +47,7 @@ async def test_a_chat_has_messages_response_and_tool_calls() -> None:
 
 
 async def test_a_field_that_is_wrong_is_refused_before_the_loop_is_asked() -> None:
-    client = rl.LLMServiceClient({}, EpisodeBackend(rl.LLM(send, TOKENIZER)))
+    client = rl.LLMServiceClient({}, EpisodeBackend(rl.LLM(answer_of, TOKENIZER)))
     with pytest.raises(ApiError, match=r"unknown field 'temprature'; did you mean temperature\?"):
         client.completion("12", temprature=1)
     with pytest.raises(ApiError, match="n: a reply is one dict; ask for one at a time"):
@@ -73,11 +63,11 @@ async def test_requests_wait_while_the_controller_says_block() -> None:
             return self.answers.pop(0)
 
     controller = Controller()
-    client = rl.LLMServiceClient({}, EpisodeBackend(rl.LLM(send, TOKENIZER)))
+    client = rl.LLMServiceClient({}, EpisodeBackend(rl.LLM(answer_of, TOKENIZER)))
     client.set_weight_sync_controller(controller)
     assert (await in_a_thread(lambda: client.completion("12")))["response"] == "3456"
     assert controller.answers == []
-    client = rl.LLMServiceClient({"freeze_for_weight_sync": False}, EpisodeBackend(rl.LLM(send, TOKENIZER)))
+    client = rl.LLMServiceClient({"freeze_for_weight_sync": False}, EpisodeBackend(rl.LLM(answer_of, TOKENIZER)))
     client.set_weight_sync_controller(controller)
     assert (await in_a_thread(lambda: client.completion("12")))["response"] == "3456"
 

@@ -9,11 +9,10 @@ import pytest
 
 from fray import rl
 from fray.errors import InvalidRequest
-from fray.rl.inference.requests import Completion, GenerateRequest
 from fray.rl.rollout.scores import AttemptEnded
 from fray.rl.rollout_worker import WorkerEpisode
 from fray.rl.rollout_worker.nexau_traces import calls_of_traces, merged_trajectories
-from tests.support.counting_engine import TOKENIZER, CountingEngine
+from tests.support.counting_engine import TOKENIZER, answer_of
 
 AGENT = """
 from fray.rl.rollout_worker import EvaluationRunResult, Evaluator
@@ -102,15 +101,6 @@ def test_masks_and_logprobs_of_another_length_are_refused() -> None:
         merged_trajectories(calls_of_traces([span([1], [2])]), [True, True])
 
 
-async def send(request: GenerateRequest) -> list[Completion]:
-    engine = CountingEngine()
-    engine.add(request)
-    ended: list[Any] = []
-    while engine.has_work:
-        ended += engine.step()
-    return [completion for _, completion in ended]
-
-
 async def rolled_out(
     tmp_path: Path, factory: str, worker: type[rl.BaseRolloutWorker] = rl.DefaultNexAURolloutWorker
 ) -> list[dict[str, Any]]:
@@ -122,7 +112,7 @@ async def rolled_out(
         "nexau_agent_workspace": ".",
     }
     episode = WorkerEpisode(worker, config, ("logprobs", "reward"))
-    return list((await episode({"question": "12", "id": 7}, rl.LLM(send, TOKENIZER))).trajectories)
+    return list((await episode({"question": "12", "id": 7}, rl.LLM(answer_of, TOKENIZER))).trajectories)
 
 
 async def test_an_agent_of_the_user_needs_no_package_and_all_its_calls_are_trained(tmp_path: Path) -> None:
