@@ -153,6 +153,13 @@ def _chain(entries: Sequence[TracebackType]) -> TracebackType | None:
     return chained
 
 
+def innermost(error: BaseException) -> BaseException:
+    """Return the only error of a group, of groups in it, too; a group of several errors is returned as it is."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
 def prepend_traceback(error: BaseException, outer: BaseException) -> None:
     """Continue the traceback of ``outer`` with that of ``error``, which it carries; a frame in both is shown once."""
     inner = traceback_entries(error)

@@ -39,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_and_report(options: argparse.Namespace) -> int:
     from fray.errors import FrayError
+    from fray.tracebacks import innermost
 
     try:
         code = _run(options)
@@ -48,10 +49,10 @@ def _run_and_report(options: argparse.Namespace) -> int:
     except BaseExceptionGroup as group:
         if group.split(KeyboardInterrupt)[0] is not None:  # errors caused by the interrupt are not reported
             return INTERRUPTED
-        only = _only_error(group)
+        only = innermost(group)
         if isinstance(only, FrayError):
             return print_error(only)
-        raise only or group from None
+        raise (group if isinstance(only, BaseExceptionGroup) else only) from None
     return code
 
 
@@ -74,14 +75,6 @@ def _run(options: argparse.Namespace) -> int:
                 return int(await run_verb(cluster, options))
 
     return trio.run(within)
-
-
-def _only_error(group: BaseExceptionGroup[BaseException]) -> BaseException | None:
-    """Return the error of a group that contains a single error, else None."""
-    if len(group.exceptions) != 1:
-        return None
-    (error,) = group.exceptions
-    return _only_error(error) if isinstance(error, BaseExceptionGroup) else error
 
 
 def print_error(error: Exception) -> int:

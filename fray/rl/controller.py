@@ -49,6 +49,7 @@ from fray.rl.train.settings import GRPO
 from fray.rl.trainer.base_trainer import BaseTrainer
 from fray.rl.trainer_process import TrainedStep, TrainerProcess
 from fray.rl.weights.published import KeptWeights, PublishedWeights, WeightSync
+from fray.tracebacks import innermost
 
 RESTARTS = 20
 """Restarts of each rollout process and of the trainer within `RESTART_PERIOD_S`, before the run fails."""
@@ -627,9 +628,7 @@ def single_errors() -> Iterator[None]:
     try:
         yield
     except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-            error = error.exceptions[0]
+        error = innermost(group)
         if error is group:
             raise
         raise error from error.__cause__
