@@ -135,8 +135,8 @@ class TlsSocket(socket.socket):
                 self.has_received = False
             except ssl.SSLError as error:
                 return self._end(error)
-        # The usual message is the only record that was there.
-        if not self._incoming.pending and not self._openssl.pending():
+        # The usual message is the only record that was there, and smaller than a record may be: nothing is left of it.
+        if len(data) < part and not self._incoming.pending:
             self.has_received = False
             return data
         parts, size = [data], len(data)
