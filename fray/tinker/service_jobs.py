@@ -105,8 +105,8 @@ class ServiceJobs:
         self.users[user.user_id] = user
         return user, key
 
-    def authenticate(self, key: str) -> ServiceUser | None:
-        """Return the user of a key, None if it belongs to none."""
+    def user_of_key(self, key: str) -> ServiceUser | None:
+        """Return the user of a key, ``otk_…`` or ``tml-…``; None if it belongs to none."""
         return user_of_key(self.users, key)
 
     def may_see(self, user: ServiceUser, job: ServiceJob) -> bool:

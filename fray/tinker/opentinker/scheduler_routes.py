@@ -155,7 +155,7 @@ def _user_of(request: Request, jobs: ServiceJobs) -> ServiceUser:
     scheme, _, key = header.partition(" ")
     if scheme.lower() != "bearer" or not key.strip():
         raise HTTPException(401, "Invalid authorization header format")
-    user = jobs.authenticate(key.strip())
+    user = jobs.user_of_key(key.strip())
     if user is None:
         raise HTTPException(401, "Invalid API key")
     return user
