@@ -33,6 +33,7 @@ from tests.processes.account_functions import (
 from tests.processes.account_lab import FIRST_UID, AccountLab, needs_accounts, open_account_lab, prefix
 from tests.processes.environment_functions import where, which_alpha
 from tests.processes.lab import TOKEN
+from tests.processes.process_trees import lives
 from tests.runtime.test_workspace_files import git, write
 
 pytestmark = needs_accounts
@@ -148,6 +149,7 @@ def readable() -> Iterator[Path]:
 DRIVER = """
 import fray, trio
 from tests.processes.account_functions import MEGABYTE, Owner
+from tests.processes.process_trees import lives
 
 async def main():
     async with fray.open_cluster(logs=False) as cluster, cluster.open_scope("s") as scope:
@@ -199,14 +201,6 @@ async def test_checkpoints_workspaces_packages_and_spilled_objects_are_of_the_ac
         async with driver(lab, "bob", monkeypatch) as (_, scope):
             version, prefix = await (await scope.launch(request_of(which_alpha, environment=packages)))
             assert f"/accounts/{lab.first + 1}/" in prefix
-
-
-def lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 async def started(job: fray.Job[None]) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes.process_trees import lives
 from tests.upgrade.builds import ROOT, WITHIN_S, Cluster, open_cluster, wait_until
 from tests.upgrade.test_upgrade_real import Work
 
@@ -100,14 +100,6 @@ class Site:
 def site(tmp_path: Path) -> Iterator[Site]:
     with open_cluster(tmp_path) as cluster:
         yield Site(cluster)
-
-
-def lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_jobs_and_actors_of_a_node_do_not_notice_its_upgrade(site: Site) -> None:

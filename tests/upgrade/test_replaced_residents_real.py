@@ -18,6 +18,7 @@ from fray import EnvironmentConfig, ResourceConfig
 from fray.testing.wheels import make_wheel, offline
 from tests.processes.account_lab import AccountLab, needs_accounts, open_account_lab
 from tests.processes.lab import TOKEN, Lab, open_lab
+from tests.processes.process_trees import lives
 from tests.upgrade.replacement_functions import Resident
 
 pytestmark = [pytest.mark.full, pytest.mark.within(240)]
@@ -71,14 +72,6 @@ async def replace(lab: Lab, times: int, attempts: int) -> None:
             assert "was not replaced" not in file.read_text(), file.read_text()
             await trio.sleep(0.05)
     assert f"before: {attempts} attempts continue" in file.read_text()
-
-
-def lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize("with_accounts", [False, pytest.param(True, marks=needs_accounts)])

@@ -18,7 +18,7 @@ from typing import Any
 
 import trio
 
-from fray.net.tls.identity import SESSION_CHALLENGE, fingerprint
+from fray.net.tls.identity import SESSION_CHALLENGE
 
 RECORD_BYTES = 16 * 1024
 """Content of one TLS record at most."""
@@ -285,11 +285,6 @@ def shown_uris(sock: TlsSocket) -> tuple[str, ...]:
         if len(_uris) > URIS_LIMIT:
             del _uris[next(iter(_uris))]
     return found
-
-
-def pin_of(sock: TlsSocket) -> str:
-    """Return the fingerprint of the certificate that the listener has shown."""
-    return fingerprint(shown_certificate(sock))
 
 
 def session_challenge(sock: TlsSocket) -> str:
