@@ -396,7 +396,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("core", "http_client", "wire"),
         ("opentinker.answers", "opentinker.client", "rewards", "store"),
         ("training_runner",),
-        ("engine",),
+        ("adapter_engine", "engine"),
         ("job_runner",),
         ("service_jobs",),
         ("opentinker",),

@@ -39,6 +39,8 @@ class Sampling:
         n: number of completions; each has random numbers of its own.
         logprobs: number of most probable tokens to report at each place, besides the chosen one.
         prompt_logprobs: report the logprobs of the prompt's tokens, too.
+        top_prompt_logprobs: number of most probable tokens to report at each place of the prompt; needs
+            ``prompt_logprobs``.
 
     Raises:
         ValueError: a value is of another kind or out of its range; the message names it.
@@ -56,10 +58,14 @@ class Sampling:
     n: int = 1
     logprobs: int = 0
     prompt_logprobs: bool = False
+    top_prompt_logprobs: int = 0
 
     def __attrs_post_init__(self) -> None:
-        for name, least in (("max_tokens", 1), ("top_k", 0), ("min_tokens", 0), ("n", 1), ("logprobs", 0)):
+        numbers = {"max_tokens": 1, "top_k": 0, "min_tokens": 0, "n": 1, "logprobs": 0, "top_prompt_logprobs": 0}
+        for name, least in numbers.items():
             _check(name, getattr(self, name), least, math.inf, f"an integer of at least {least}", whole=True)
+        if self.top_prompt_logprobs and not self.prompt_logprobs:
+            raise ValueError(f"top_prompt_logprobs={self.top_prompt_logprobs} needs prompt_logprobs=True")
         _check("temperature", self.temperature, 0, 1e6, "a number of at least 0 (1 samples from the model as it is)")
         _check("top_p", self.top_p, math.nextafter(0, 1), 1, "a number above 0, at most 1 (1 means all tokens)")
         if self.seed is not None:
@@ -117,6 +123,7 @@ class Completion:
         top_logprobs: for each token ``Sampling.logprobs`` pairs (id, logprob), most probable first; empty if not asked
             for.
         prompt_logprobs: of the prompt's tokens, None for the first; empty if not asked for.
+        top_prompt_logprobs: as ``top_logprobs``, for each token of the prompt but the first.
     """
 
     token_ids: list[int]
@@ -127,6 +134,7 @@ class Completion:
     stopped_by: str | int | None = None
     top_logprobs: list[list[tuple[int, float]]] = field(factory=list)
     prompt_logprobs: list[float | None] = field(factory=list)
+    top_prompt_logprobs: list[list[tuple[int, float]]] = field(factory=list)
 
 
 @frozen

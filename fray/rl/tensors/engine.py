@@ -76,6 +76,7 @@ class _Sequence:
     """Tokens that the segments count; later ones are of the current version."""
     top_logprobs: list[list[tuple[int, float]]] = field(factory=list)
     prompt_logprobs: list[float | None] = field(factory=list)
+    top_prompt_logprobs: list[list[tuple[int, float]]] = field(factory=list)
 
 
 class Engine:
@@ -185,8 +186,9 @@ class Engine:
                 f"{name}: {length} tokens of prompt and max_tokens={sampling.max_tokens} are more than the context of "
                 f"{self.max_length}; max_tokens may be {self.max_length - length} here"
             )
-        if sampling.logprobs > vocabulary:
-            raise ValueError(f"{name}: logprobs={sampling.logprobs}, but the vocabulary has {vocabulary} tokens")
+        for what, most in (("logprobs", sampling.logprobs), ("top_prompt_logprobs", sampling.top_prompt_logprobs)):
+            if most > vocabulary:
+                raise ValueError(f"{name}: {what}={most}, but the vocabulary has {vocabulary} tokens")
         ends = tuple({*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.lm.end_ids)})
         if sampling.min_tokens and len(ends) >= vocabulary:
             raise ValueError(f"{name}: min_tokens={sampling.min_tokens}, but every token ends the completion")
@@ -481,6 +483,7 @@ class Engine:
                 stopped_by,
                 of.top_logprobs,
                 of.prompt_logprobs,
+                of.top_prompt_logprobs,
             )
             answers.append((of.request.request_id, completion))
         return answers
@@ -501,9 +504,17 @@ class Engine:
     def _keep_prompt_logprobs(self, logits: Tensor, prompts: Sequence[Sequence[_Sequence]]) -> None:
         for number, of_prompt in enumerate(prompts):
             text = self._tensor(np.array(of_prompt[0].request.prompt_ids[1:], np.int64))
-            logprobs = torch.log_softmax(logits[number, : len(text)].float(), dim=-1).gather(1, text[:, None])[:, 0]
+            of_all = torch.log_softmax(logits[number, : len(text)].float(), dim=-1)
+            logprobs = of_all.gather(1, text[:, None])[:, 0].tolist()
             for sequence in of_prompt:
-                sequence.prompt_logprobs = [None, *logprobs.tolist()]
+                sequence.prompt_logprobs = [None, *logprobs]
+            # Completions that share a prompt may be of requests that want different numbers.
+            for most in {each.request.sampling.top_prompt_logprobs for each in of_prompt} - {0}:
+                values, tokens = (of.tolist() for of in of_all.topk(most))
+                top = [list(zip(*pair, strict=True)) for pair in zip(tokens, values, strict=True)]
+                for sequence in of_prompt:
+                    if sequence.request.sampling.top_prompt_logprobs == most:
+                        sequence.top_prompt_logprobs = top
 
     def _tensor(self, array: Any) -> Tensor:
         return tensor_of(array, self._device)

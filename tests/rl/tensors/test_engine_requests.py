@@ -172,7 +172,9 @@ def test_most_probable_tokens_and_logprobs_of_the_prompt_are_reported_where_aske
     engine = Engine(lm, V0)
     engine.add(GenerateRequest("plain", (5, 6), Sampling(max_tokens=5, seed=1, ignore_eos=True)))
     for name, prompt in (("a", PROMPT), ("b", (7,)), ("c", (1, 2, 3, 4))):
-        sampling = Sampling(max_tokens=5, seed=1, n=2, logprobs=3, prompt_logprobs=True, ignore_eos=True)
+        sampling = Sampling(
+            max_tokens=5, seed=1, n=2, logprobs=3, prompt_logprobs=True, top_prompt_logprobs=2, ignore_eos=True
+        )
         engine.add(GenerateRequest(name, prompt, sampling))
     answers = [answer for _ in range(5) for answer in engine.step()]
     for name, prompt in (("a", PROMPT), ("b", (7,)), ("c", (1, 2, 3, 4))):
@@ -184,12 +186,14 @@ def test_most_probable_tokens_and_logprobs_of_the_prompt_are_reported_where_aske
             assert completion.prompt_logprobs[0] is None
             expected = [row[token] for row, token in zip(rows, prompt[1:], strict=False)]
             assert completion.prompt_logprobs[1:] == pytest.approx(expected, abs=1e-5)
-            for top, row in zip(completion.top_logprobs, rows[len(prompt) - 1 :], strict=True):
-                ordered = sorted(range(15), key=lambda token, row=row: -row[token])[:3]
+            assert [len(top) for top in completion.top_logprobs] == [3] * 5
+            assert [len(top) for top in completion.top_prompt_logprobs] == [2] * (len(prompt) - 1)
+            for top, row in zip([*completion.top_prompt_logprobs, *completion.top_logprobs], rows, strict=True):
+                ordered = sorted(range(15), key=lambda token, row=row: -row[token])[: len(top)]
                 assert [token for token, _ in top] == ordered
                 assert [value for _, value in top] == pytest.approx([row[token] for token in ordered], abs=1e-5)
     (plain,) = (answer[1] for answer in answers if isinstance(answer, tuple) and answer[0] == "plain")
-    assert (plain.top_logprobs, plain.prompt_logprobs) == ([], [])
+    assert (plain.top_logprobs, plain.prompt_logprobs, plain.top_prompt_logprobs) == ([], [], [])
 
 
 def test_a_completion_says_what_stopped_it() -> None:

@@ -1,0 +1,100 @@
+"""Numbered requests of a model that is trained through the Tinker API, and their answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from attrs import field, frozen
+
+from fray.rl.train.datums import AdamParams, Datum, ServiceLoss
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+
+
+def _checked_name(instance: Any, attribute: Any, value: Any) -> None:
+    check_name(attribute.name, value)
+
+
+def check_name(what: str, value: Any) -> None:
+    """Check a name that becomes a directory. Raises ValueError with the characters that it may have."""
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise ValueError(
+            f"{what}={value!r:.200}: expected 1 to 128 letters, digits, '_', '-' and '.', the first no '-' or '.'"
+        )
+
+
+def check_path(path: str) -> None:
+    """Check the ``path`` of saved weights. Raises ValueError with the form that it has."""
+    parts = path.split("/")
+    if len(parts) != 3 or parts[1] not in ("weights", "sampler_weights") or not all(map(_NAME.fullmatch, parts)):
+        raise ValueError(f"path={path!r:.400}: expected MODEL/weights/NAME or MODEL/sampler_weights/NAME")
+
+
+@frozen
+class ForwardPass:
+    """Compute a loss, and with ``backward`` add its gradient to that of the model."""
+
+    data: Sequence[Datum]
+    loss: ServiceLoss
+    backward: bool = True
+
+
+@frozen
+class OptimStep:
+    """Change the weights by the gradients since the last step."""
+
+    params: AdamParams = field(factory=AdamParams)
+
+
+@frozen
+class SaveWeights:
+    """Save weights and what the optimizer knows, as ``MODEL/weights/NAME``."""
+
+    name: str = field(validator=_checked_name)
+
+
+@frozen
+class SaveWeightsForSampler:
+    """Save the weights alone, as ``MODEL/sampler_weights/NAME``; samples of this path keep them."""
+
+    name: str = field(validator=_checked_name)
+
+
+@frozen
+class LoadWeights:
+    """Replace the weights by saved ones; with ``optimizer`` continue as they would have continued."""
+
+    path: str
+    optimizer: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        check_path(self.path)
+
+
+AdapterOperation: TypeAlias = ForwardPass | OptimStep | SaveWeights | SaveWeightsForSampler | LoadWeights
+
+
+@frozen(eq=False)
+class OperationResult:
+    """Answer to an operation.
+
+    Attributes:
+        error: why it failed, without an effect; such an error is the request's. Empty: it did not fail.
+        logprobs: of `ForwardPass`: of the targets of each datum, float32 arrays.
+        losses: of the same places.
+        metrics: numbers by name: ``loss`` (a sum), ``grad_norm``.
+        path: of what was saved, below the directory of the engine.
+        size: its bytes.
+        snapshot: number up to which the requests of this model are in a snapshot, so that they need not be kept; -1:
+            there is none.
+    """
+
+    error: str = ""
+    logprobs: Sequence[Any] = ()
+    losses: Sequence[Any] = ()
+    metrics: Mapping[str, float] = field(factory=dict)
+    path: str = ""
+    size: int = 0
+    snapshot: int = -1
