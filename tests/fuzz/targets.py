@@ -207,9 +207,11 @@ def _manifest_of(data: bytes) -> tuple[bytes, list[bytes]]:
 
 
 def _check_inside(tree: Path) -> None:
-    top = tree.resolve()
+    # `Path.resolve` raises RuntimeError for a link to itself, which leads nowhere.
+    top = os.path.realpath(tree)
     for path in tree.rglob("*"):
-        assert path.resolve().is_relative_to(top), f"{path} leads out of the workspace, to {path.resolve()}"
+        target = os.path.realpath(path)
+        assert Path(target).is_relative_to(top), f"{path} leads out of the workspace, to {target}"
 
 
 def _bundles() -> Sequence[bytes]:
