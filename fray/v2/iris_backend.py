@@ -25,6 +25,7 @@ from fray.v2.iris.actors import (
     serve,
 )
 from fray.v2.iris.convert import (
+    band_of,
     constraints_of,
     coscheduling_of,
     entrypoint_of,
@@ -122,6 +123,7 @@ class FrayIrisClient(ExplainsMissing):
                 existing_job_policy=policy_of(adopt_existing),
                 task_image=image_of(request.environment, request.resources),
                 container_profile=profile_of(request.resources),
+                priority_band=band_of(request.priority),
                 timeout=limit_of(request),
             )
         except exists:
@@ -190,6 +192,7 @@ class FrayIrisClient(ExplainsMissing):
             max_task_failures=config.max_restarts or 0,
             task_image=image_of(environment, resources),
             container_profile=profile_of(resources),
+            priority_band=band_of(config.priority),
         )
         hosting = HostingJob(job, self._iris)
         self._track(hosting)

@@ -31,6 +31,7 @@ from fray.v2 import (
 from fray.v2.iris import actors
 from fray.v2.iris.actors import IrisActorHandle
 from fray.v2.iris.convert import (
+    band_of,
     constraints_of,
     coscheduling_of,
     environment_of,
@@ -93,6 +94,21 @@ def test_not_preemptible_is_iriss_constraint() -> None:
 
     assert constraints_of(ResourceConfig(preemptible=False)) == [preemptible_constraint(False)]
     assert constraints_of(ResourceConfig()) == []
+
+
+@pytest.mark.parametrize(("priority", "band"), [(3, "PRODUCTION"), (0, "INHERIT"), (-1, "BATCH")])
+def test_a_priority_is_a_band_which_iris_may_refuse(client: FrayIrisClient, priority: int, band: str) -> None:
+    from iris.rpc import job_pb2
+
+    assert band_of(priority) == job_pb2.PriorityBand.Value(f"PRIORITY_BAND_{band}")
+    band_request = JobRequest(
+        name=new("band"), entrypoint=Entrypoint.from_callable(do_nothing), resources=SMALL, priority=priority
+    )
+    if priority > 0:
+        with pytest.raises(Exception, match="cannot submit production jobs"):
+            client.submit(band_request)
+    else:
+        assert client.submit(band_request).wait(timeout=60) is JobStatus.SUCCEEDED
 
 
 def test_regions_a_zone_and_alternatives_are_constraints() -> None:

@@ -131,6 +131,15 @@ def profile_of(resources: ResourceConfig) -> int:
     return int(job_pb2.ContainerProfile.Value(name))
 
 
+def band_of(priority: int) -> int:
+    """Return the number of the priority band: above 0 production, below 0 batch, at 0 that of the submitting job."""
+    from iris.rpc import job_pb2
+
+    if priority == 0:
+        return int(job_pb2.PRIORITY_BAND_INHERIT)
+    return int(job_pb2.PRIORITY_BAND_PRODUCTION if priority > 0 else job_pb2.PRIORITY_BAND_BATCH)
+
+
 def image_of(environment: EnvironmentConfig | None, resources: ResourceConfig) -> str | None:
     """Return the image that a job asks for; None: that of the cluster."""
     return resources.image if environment is None or environment.docker_image is None else environment.docker_image
