@@ -9,20 +9,18 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import count
-from pathlib import Path
+from itertools import count, islice
 from typing import Any
 
 import trio
-from attrs import evolve, field, frozen
+from attrs import evolve
 
 from fray.api.actors.handle import ActorHandle
 from fray.api.actors.monitor import Down, Up, monitor
 from fray.api.cluster import Cluster
 from fray.api.scope import Scope
-from fray.errors import ActorDied, DeadlineExceeded, FrayError, ObjectLost
+from fray.errors import ActorDied, DeadlineExceeded, FrayError, InvalidRequest, ObjectLost
 from fray.model.monitoring.health import HealthCheck
-from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig
 from fray.rl.checkpoint import (
     MODEL_DIRECTORY,
@@ -34,19 +32,18 @@ from fray.rl.checkpoint import (
 )
 from fray.rl.coordinator import Coordinator
 from fray.rl.core.failures import OnError
-from fray.rl.core.run_record import RunPlan
 from fray.rl.core.server_states import ServerEvent, ServerFleet, ServerRecord, ServerState
 from fray.rl.core.versions import VersionName
 from fray.rl.inference.http_settings import HttpPort
 from fray.rl.inference.model_engine import ModelEngine
 from fray.rl.inference.server import InferenceServer
 from fray.rl.messages import FailureReport, RunStatus, ServerRoute, ValidationResult, repeatable
-from fray.rl.model_spec import ModelSpec
 from fray.rl.records.run_files import STATUS_PERIOD_S, RunRecorder
-from fray.rl.rollout.process import EpisodePlan, RolloutProcess
+from fray.rl.records.run_requests import RunRequest, answer_requests
+from fray.rl.rollout.process import RolloutProcess
+from fray.rl.run_parts import RunParts
 from fray.rl.train.errors import EpisodesFailed
 from fray.rl.train.settings import GRPO
-from fray.rl.trainer.base_trainer import BaseTrainer
 from fray.rl.trainer_process import TrainedStep, TrainerProcess
 from fray.rl.weights.published import KeptWeights, PublishedWeights, WeightSync
 from fray.tracebacks import innermost
@@ -58,6 +55,7 @@ SERVER_RESTARTS = 5
 REPLACEMENTS = 3
 """Replacements of one server, before the run fails."""
 REPLACEMENT_DELAY_S = 1.0
+MOST_PORTS = 65_536
 UNLIMITED = 1 << 30
 """Restarts of a server's record: the budget is kept by Fray, which knows over which time they count."""
 PROBE_PERIOD_S = 1.0
@@ -74,73 +72,8 @@ MODEL_VERSION = VersionName(0, 0)
 """Version of the weights of the model, which each server has loaded by itself."""
 RELEASE_S = 5.0
 """Seconds after which the release of weights is given up."""
-
-
-@frozen
-class RunParts:
-    """Parts of a run, checked by `fray.rl.Run`.
-
-    Args:
-        plan: settings that decide about samples.
-        rows: the data.
-        model: of servers and trainer.
-        trainer: settings of the trainer; None: samples are collected.
-        own_trainer: the user's trainer with these settings; None: that of Fray.
-        episodes: how rollout processes run episodes.
-        processes: number of rollout processes.
-        servers: number of inference servers.
-        slots: requests that a server decodes at once.
-        http: HTTP port of the first server; the next ones have the ports after it. None: they have none.
-        weight_sync: way of the weights to the servers.
-        transfer_s: seconds within which a server has to load weights; later it gets no requests until it has.
-        threads: of the computation in each server and the trainer.
-        resources: what each part reserves, by ``trainer``, ``server``, ``rollout``.
-        output: directory for journal and checkpoints, which all machines of the run can write; None: a run that loses
-            its coordinator fails, and one that loses its trainer begins again.
-        save_every: updates between two checkpoints.
-        keep_checkpoints: keep all of them, and not the last one alone.
-        liveness_s: seconds without an answer after which a process is ended and started again.
-        min_servers: inference servers without which no task is given out.
-        name: of the run, for those who look for it.
-        env_vars: variables of the environment of its processes.
-        facts: about data, model and trainer, which must be equal for a run to continue from a checkpoint.
-        validation_rows: the data of the plan's validations.
-    """
-
-    plan: RunPlan
-    rows: Sequence[dict[str, Any]]
-    model: ModelSpec
-    trainer: GRPO | None
-    episodes: EpisodePlan
-    processes: int
-    servers: int
-    slots: int = 512
-    http: HttpPort | None = None
-    weight_sync: WeightSync = WeightSync.MEMORY
-    transfer_s: float = 120.0
-    threads: int | None = None
-    resources: dict[str, ResourceConfig] = field(factory=dict)
-    output: Path | None = None
-    save_every: int = 50
-    keep_checkpoints: bool = False
-    liveness_s: float = 60.0
-    min_servers: int = 1
-    facts: dict[str, Any] = field(factory=dict)
-    validation_rows: Sequence[dict[str, Any]] = ()
-    name: str = "rl"
-    env_vars: dict[str, str] = field(factory=dict)
-    own_trainer: BaseTrainer | None = None
-
-    @property
-    def checkpoints(self) -> Path | None:
-        """Directory of the checkpoints."""
-        return None if self.output is None else self.output / "checkpoints"
-
-    @property
-    def weight_files(self) -> Path | None:
-        """Directory of the files by which servers get weights; None: they get them otherwise."""
-        is_used = self.weight_sync is WeightSync.DISK
-        return self.output / "weights" if is_used and self.output is not None else None
+LEAVE_S = 60.0
+"""Seconds that a server that leaves has for its requests; what is unfinished then goes to other servers."""
 
 
 Report = Callable[[TrainedStep, RunStatus], None]
@@ -175,6 +108,7 @@ class RunController:
         self._on_validation = on_validation
         self._fleet = ServerFleet()
         self._handles: dict[str, ActorHandle] = {}
+        self._server_scopes: dict[str, trio.CancelScope] = {}
         self._target: VersionName | None = None
         """Version that the servers shall have."""
         self._weights = KeptWeights()
@@ -237,8 +171,8 @@ class RunController:
                 nursery.start_soon(self._release_weights)
                 nursery.start_soon(self._say_missing)
                 nursery.start_soon(self._record_status, recorder)
-                for index in range(parts.servers):
-                    nursery.start_soon(self._keep_server, scope, f"server-{index}")
+                nursery.start_soon(self._follow_requests, nursery)
+                self._add_servers(nursery, parts.servers)
                 for _ in range(parts.processes):
                     nursery.start_soon(self._keep_rollout_process, scope)
                 await (self._collect() if parts.trainer is None else self._train_and_validate(scope, parts.trainer))
@@ -422,12 +356,88 @@ class RunController:
 
     # Servers
 
-    async def _keep_server(self, scope: Scope, name: str) -> None:
-        """Create a server, and another one when its restarts are spent."""
+    async def _follow_requests(self, nursery: trio.Nursery) -> None:
+        """Do what the commands of others ask for, until cancelled."""
+
+        def scale(request: RunRequest) -> str:
+            return self._scale(nursery, request.servers)
+
+        output = self._parts.output
+        if output is None:
+            return
+        while True:
+            await answer_requests(output, scale)
+            await trio.sleep(STATUS_PERIOD_S)
+
+    def _scale(self, nursery: trio.Nursery, wanted: int) -> str:
+        """Let servers join or leave until there are as many as are wanted; return what changes.
+
+        Raises:
+            InvalidRequest: so many are not possible; nothing changed.
+        """
+        parts = self._parts
+        if wanted < parts.min_servers:
+            raise InvalidRequest(f"invalid servers {wanted}: expected {parts.min_servers} (min_servers) or more")
+        if parts.http is not None and parts.http.port + wanted > MOST_PORTS:
+            most = MOST_PORTS - parts.http.port
+            raise InvalidRequest(f"invalid servers {wanted}: HTTP ports from {parts.http.port} are for {most} at most")
+        staying = [one for one in self._fleet.servers.values() if one.state is not ServerState.LEAVING]
+        if wanted > len(staying):
+            changed = f"{', '.join(self._add_servers(nursery, wanted - len(staying)))} join"
+        elif wanted < len(staying):
+            # First those that answer no requests now; of equal ones the last by number.
+            order = sorted(staying, key=lambda one: (one.state is ServerState.HEALTHY, -_index(one.name)))
+            leaving = order[: len(staying) - wanted]
+            for server in leaving:
+                server.observe(ServerEvent.LEAVE, server.incarnation)
+                nursery.start_soon(self._end_server, server)
+            changed = f"{', '.join(sorted((one.name for one in leaving), key=_index))} leave"
+        else:
+            changed = "nothing changes"
+        text = f"servers: {len(staying)} -> {wanted}; {changed}"
+        self._note(text)
+        self._wake()
+        return text
+
+    def _add_servers(self, nursery: trio.Nursery, number: int) -> list[str]:
+        free = (f"server-{index}" for index in count() if f"server-{index}" not in self._fleet.servers)
+        names = list(islice(free, number))
+        for name in names:
+            self._fleet.servers[name] = ServerRecord(name, UNLIMITED)
+            nursery.start_soon(self._keep_server, name)
+        return names
+
+    async def _end_server(self, server: ServerRecord) -> None:
+        """End a server that leaves, when its requests have ended."""
+        with trio.move_on_after(LEAVE_S):
+            await self._announce()
+            if server.version is not None:
+                try:
+                    await self._handles[server.name].wait_idle()
+                except ActorDied:
+                    pass  # its requests are sent to others
+        self._server_scopes[server.name].cancel()
+
+    async def _keep_server(self, name: str) -> None:
+        """Run a server until the run ends or the server leaves."""
+        with trio.CancelScope() as self._server_scopes[name]:
+            async with self._cluster.open_scope(f"rl-{name}", env_vars=self._parts.env_vars) as scope:
+                await self._replace_server(scope, name)
+        del self._fleet.servers[name], self._server_scopes[name]
+        self._handles.pop(name, None)
+        self._note(f"{name} has left")
+        await self._announce()
+
+    async def _replace_server(self, scope: Scope, name: str) -> None:
+        """Create a server, and another one when its restarts are spent, until it leaves."""
         incarnation = 0
         for replacement in count():
-            server = self._fleet.servers[name] = ServerRecord(name, UNLIMITED, incarnation=incarnation)
+            if replacement:
+                self._fleet.servers[name] = ServerRecord(name, UNLIMITED, incarnation=incarnation)
+            server = self._fleet.servers[name]
             error, starts = await self._follow_server(scope, server)
+            if server.state is ServerState.LEAVING:
+                return
             incarnation = server.incarnation + 1
             has_budget = replacement < REPLACEMENTS or self._parts.plan.on_error is OnError.CONTINUE
             if not starts or not has_budget:
@@ -463,7 +473,7 @@ class RunController:
                     starts += 1
                     server.observe(ServerEvent.READY, server.incarnation)
                     if parts.http is not None:
-                        port = parts.http.port + int(server.name.rpartition("-")[2])
+                        port = parts.http.port + _index(server.name)
                         nursery.start_soon(self._serve_http, handle, evolve(parts.http, port=port))
                 else:
                     server.observe(ServerEvent.ENDED, server.incarnation)
@@ -540,9 +550,10 @@ class RunController:
     async def _announce(self) -> None:
         """Tell the coordinator which servers answer, and wake the tasks here."""
         self._wake()
-        states = (ServerState.HEALTHY, ServerState.SUSPECT)
+        states = (ServerState.HEALTHY, ServerState.SUSPECT, ServerState.LEAVING)
+        healthy, leaving = ServerState.HEALTHY, ServerState.LEAVING
         routes = [
-            ServerRoute(one.name, self._handles[one.name], one.version, one.state is ServerState.HEALTHY)
+            ServerRoute(one.name, self._handles[one.name], one.version, one.state is healthy, one.state is leaving)
             for one in self._fleet.servers.values()
             if one.version and one.state in states
         ]
@@ -640,6 +651,10 @@ def _failures_text(report: FailureReport, known: FailureReport | None) -> str:
     reasons = {name: count - before.get(name, 0) for name, count in report.reasons.items()}
     listed = ", ".join(f"{name} {count}" for name, count in reasons.items() if count)
     return f"{sum(reasons.values())} attempts of episodes failed ({listed}); the last: {_last_line(report.last)}"
+
+
+def _index(server: str) -> int:
+    return int(server.rpartition("-")[2])
 
 
 def _last_line(text: object) -> str:

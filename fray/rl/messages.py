@@ -63,6 +63,8 @@ class ServerRoute:
     version: VersionName
     accepts: bool = True
     """False: it has not answered in time; it gets no requests, and those it has go to another, if there is one."""
+    leaves: bool = False
+    """True: it gets no requests, and answers those it has."""
 
 
 @frozen

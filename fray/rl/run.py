@@ -24,7 +24,7 @@ from fray.errors import InvalidRequest
 from fray.model.resources import ResourceConfig
 from fray.model.text import near_text
 from fray.rl.checkpoint import check_resumable, latest_checkpoint, unfinished_checkpoints
-from fray.rl.controller import RunController, RunParts, single_errors
+from fray.rl.controller import RunController, single_errors
 from fray.rl.core.failures import OnError
 from fray.rl.core.run_record import RunPlan, StalePolicy
 from fray.rl.core.tasks import TaskOrder
@@ -39,6 +39,7 @@ from fray.rl.nexrl_types import Trajectory
 from fray.rl.records.trackers import TrackedRun, TrackerSet, check_trackers
 from fray.rl.rollout.process import Episode, EpisodePlan
 from fray.rl.rollout_worker import BaseRolloutWorker, WorkerEpisode
+from fray.rl.run_parts import RunParts
 from fray.rl.train.batch_advantages import needed_keys
 from fray.rl.train.settings import GRPO
 from fray.rl.trainer.base_trainer import BaseTrainer

@@ -103,7 +103,7 @@ class ServerTruth:
 
     def note(self, event: ServerEvent) -> None:
         match event:
-            case ServerEvent.ENDED:
+            case ServerEvent.ENDED | ServerEvent.LEAVE:
                 self.is_alive = False
             case ServerEvent.READY if self.is_alive:
                 self.is_ready = True
@@ -170,6 +170,7 @@ class SimulatedRun:
         faults = {
             self.worker_fails: 1, self.worker_dies: 1, self.server_fails: 2, self.pool_dies: 0.3,
             self.trainer_dies: 0.1, self.row_is_added: 0.5, self.long_time_passes: 0.2,
+            self.fleet_is_scaled: 0.5,
         }  # fmt: skip
         for number in range(self.steps + CALM_STEPS):
             self.done, self.has_faults = number, number < self.steps
@@ -292,6 +293,8 @@ class SimulatedRun:
                 self.observe(server, ServerEvent.RESTARTED)
             case ServerState.SUSPECT if self.rng.random() < 0.3:
                 self.observe(server, ServerEvent.ANSWERED)
+            case ServerState.LEAVING if self.rng.random() < 0.3:
+                del self.fleet.servers[server.name], self.truth[server.name]
             case ServerState.RETIRED:
                 self.fleet.servers[server.name] = ServerRecord(server.name, 1_000, incarnation=server.incarnation + 1)
                 self.truth[server.name] = ServerTruth()
@@ -304,11 +307,24 @@ class SimulatedRun:
                     self.truth[other.name].note(ServerEvent.TRANSFER_MISSED)
             self.fleet.end_transfer(self.state.record.weights.rollout)
 
+    def fleet_is_scaled(self) -> None:
+        """A server joins, or one of several leaves: it gets no more requests, and is removed later."""
+        servers = self.fleet.servers
+        staying = [server for server in servers.values() if server.state is not ServerState.LEAVING]
+        if self.rng.random() < 0.5 and len(staying) < 5:
+            name = next(name for name in map("s{}".format, range(1, 10)) if name not in servers)
+            servers[name], self.truth[name] = ServerRecord(name, restarts_left=1_000), ServerTruth()
+        elif len(staying) > 1:
+            server = self.rng.choice(staying)
+            self.observe(server, ServerEvent.LEAVE)
+            if server.state is not ServerState.LEAVING:
+                self.violated(f"{server} stays")
+
     def server_fails(self) -> None:
         server = self.rng.choice(list(self.fleet.servers.values()))
         before = server.state
         event = self.rng.choice(list(ServerEvent))
-        if event is ServerEvent.LOADED:
+        if event in (ServerEvent.LOADED, ServerEvent.LEAVE):
             return
         # Also of an incarnation that has ended.
         late = self.rng.random() < 0.3

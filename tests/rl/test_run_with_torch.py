@@ -21,6 +21,8 @@ from fray import rl
 from fray.errors import InvalidRequest
 from fray.rl.checkpoint import latest_checkpoint
 from fray.rl.core.versions import VersionName
+from fray.rl.records.run_files import read_status
+from fray.rl.records.run_requests import RunRequest, ask_run
 from fray.rl.train.errors import EpisodesFailed, NonFiniteUpdatesError
 
 pytestmark = [
@@ -249,6 +251,39 @@ def test_a_frozen_server_gets_no_requests_and_is_ended(tmp_path: Path, capfd: py
     assert [step["step"] for step in result.steps] == list(range(1, 9))
     assert re.search(r"server-\d does not answer: its requests go to other servers", capfd.readouterr().err)
     assert not Path(f"/proc/{frozen[0]}").exists()
+
+
+def test_servers_join_and_leave_while_a_run_continues(tmp_path: Path) -> None:
+    running = run(100_000, output=tmp_path, save_every=100_000, min_servers=1)
+    answers: list[str] = []
+
+    def states() -> list[str]:
+        return [one["state"] for one in read_status(tmp_path)["servers"]]
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            updated = trio.Event()
+            running.on_step = lambda metrics: updated.set()
+            nursery.start_soon(running.main)
+            await updated.wait()
+            with pytest.raises(InvalidRequest, match=re.escape("invalid servers 0: expected 1 (min_servers) or more")):
+                await ask_run(tmp_path, RunRequest(0))
+            for wanted in (3, 1):
+                answers.append(await ask_run(tmp_path, RunRequest(wanted)))
+                while states() != ["healthy"] * wanted or len(processes(NAMES["server"])) != wanted:  # noqa: ASYNC110
+                    await trio.sleep(0.1)
+            before = read_status(tmp_path)["step"]
+            while read_status(tmp_path)["step"] < before + 3:  # noqa: ASYNC110
+                await trio.sleep(0.1)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert answers == [
+        "servers: 1 -> 3; server-1, server-2 join",
+        "servers: 3 -> 1; server-1, server-2 leave",
+    ]
+    steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, len(steps) + 1))
 
 
 def test_a_driver_that_was_killed_leaves_nothing_and_the_next_one_continues(tmp_path: Path) -> None:

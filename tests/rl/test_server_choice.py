@@ -31,9 +31,9 @@ class Servers:
         return [Completion([1], [0.0], [(route.version, 1)], "stop", 0)]
 
 
-def route(name: str, accepts: bool = True) -> ServerRoute:
+def route(name: str, accepts: bool = True, leaves: bool = False) -> ServerRoute:
     handle: Any = None
-    return ServerRoute(name, handle, VersionName(0, 0), accepts)
+    return ServerRoute(name, handle, VersionName(0, 0), accepts, leaves)
 
 
 def request(name: str) -> GenerateRequest:
@@ -100,3 +100,17 @@ async def test_requests_of_a_lost_server_go_to_another() -> None:
     choice.set_routes([route("a"), route("b")])
     await choice.send(request("1"))
     assert servers.sent == [("a", "1"), ("b", "1")]
+
+
+async def test_a_server_that_leaves_answers_what_it_has_and_gets_nothing_more() -> None:
+    servers = Servers()
+    choice = ServerChoice(servers.call, max_length)
+    choice.set_routes([route("a")])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(choice.send, request("1"))
+        await trio.testing.wait_all_tasks_blocked()
+        choice.set_routes([route("a", accepts=False, leaves=True), route("b")])
+        nursery.start_soon(choice.send, request("2"))
+        await trio.testing.wait_all_tasks_blocked()
+        servers.answers.set()
+    assert servers.sent == [("a", "1"), ("b", "2")]

@@ -30,7 +30,7 @@ def test_every_way_from_dead_to_healthy_leads_through_loading_weights() -> None:
 
 def test_every_state_but_the_last_can_be_left_and_reached() -> None:
     left = {before for before, _ in TRANSITIONS}
-    assert left == set(ServerState) - {ServerState.RETIRED}
+    assert left == set(ServerState) - {ServerState.LEAVING}
     assert set(TRANSITIONS.values()) == set(ServerState)
 
 
@@ -62,7 +62,18 @@ def test_a_spent_budget_retires_a_server() -> None:
     server.observe(ServerEvent.ENDED, 1)
     server.observe(ServerEvent.RESTARTED, 1)
     assert server.state is ServerState.RETIRED
-    assert not any(server.observe(event, 1) for event in ServerEvent)
+    assert not any(server.observe(event, 1) for event in ServerEvent if event is not ServerEvent.LEAVE)
+
+
+def test_a_server_that_leaves_gets_no_requests_and_no_weights_and_does_not_come_back() -> None:
+    fleet = ServerFleet({"s1": live("s1"), "s2": live("s2", V1)})
+    leaving = fleet.servers["s1"]
+    assert leaving.observe(ServerEvent.LEAVE, 0)
+    assert fleet.choose(VersionLine(number=1)) is fleet.servers["s2"]
+    assert fleet.to_load(V1) == []
+    assert fleet.has_loaded(V1)
+    assert not any(leaving.observe(event, 0) for event in ServerEvent)
+    assert leaving.state is ServerState.LEAVING
 
 
 def test_requests_go_to_the_healthy_server_with_the_fewest() -> None:

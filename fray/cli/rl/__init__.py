@@ -2,5 +2,6 @@
 
 - `options`: options of the verbs.
 - `start`: ``fray rl run``.
+- `change`: ``fray rl scale``.
 - `look`: ``fray rl top``, ``show``, ``replay`` and ``ls``.
 """

@@ -47,6 +47,17 @@ def add_rl(verbs: Verbs) -> None:
 
     parser = verb(
         below,
+        "scale",
+        "rl.change:scale",
+        "let inference servers join or leave a run that is running",
+        "  fray rl scale digits servers=4",
+        opens="itself",
+    )
+    _add_run_name(parser)
+    parser.add_argument("settings", nargs="+", metavar="KEY=VALUE", help="servers=N: number of inference servers")
+
+    parser = verb(
+        below,
         "replay",
         "rl.look:replay",
         "train a step again from its recorded rollouts, without servers, and compare the metrics",

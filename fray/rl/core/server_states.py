@@ -26,6 +26,8 @@ class ServerState(Enum):
     """Answers, without the current weights: gets no requests."""
     RETIRED = "retired"
     """Spent its restart budget; it is replaced elsewhere."""
+    LEAVING = "leaving"
+    """Is not wanted any more: answers the requests it has, with the weights it has, and is removed."""
 
 
 class ServerEvent(Enum):
@@ -40,6 +42,7 @@ class ServerEvent(Enum):
     LOADED = "loaded"
     TRANSFER_MISSED = "transfer missed"
     BUDGET_SPENT = "budget spent"
+    LEAVE = "leave"
 
 
 _S, _E = ServerState, ServerEvent
@@ -59,6 +62,7 @@ TRANSITIONS: dict[tuple[ServerState, ServerEvent], ServerState] = {
     (_S.DEAD, _E.BUDGET_SPENT): _S.RETIRED,
     (_S.RESTARTING, _E.READY): _S.STALE,
     (_S.RESTARTING, _E.ENDED): _S.DEAD,
+    **{(state, _E.LEAVE): _S.LEAVING for state in _S if state is not _S.LEAVING},
 }
 """Every other event leaves the state as it is."""
 

@@ -111,6 +111,12 @@ class RequestTable:
         if not entry.waiters and self._open.get(name) is entry:
             del self._open[name]
             self._cancel(name)
+            entry.end()
+
+    async def wait_empty(self) -> None:
+        """Return when no request is open."""
+        while self._open:
+            await next(iter(self._open.values())).ended.wait()
 
     def take(self, event: EngineEvent) -> None:
         """Note a token or a completion."""

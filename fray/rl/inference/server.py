@@ -181,6 +181,10 @@ class InferenceServer:
     async def ping(self) -> None:
         """Return: the process answers. For health checks."""
 
+    async def wait_idle(self) -> None:
+        """Return when every request has ended. For a server that gets no further ones."""
+        await self._requests.wait_empty()
+
     async def status(self) -> dict[str, Any]:
         """Return numbers about the server, when its engine is ready.
 

@@ -13,7 +13,6 @@ import trio
 
 from fray.api.open import default_spec, open_cluster
 from fray.errors import InvalidRequest
-from fray.rl.controller import RunParts
 from fray.rl.core.run_record import EQUAL_REWARDS
 from fray.rl.nexrl.activity_tracker import ActivityTracker, ActivityTrackerProxy, ExperimentLogger
 from fray.rl.nexrl.data_loader import BaseDataLoader, MockDataLoader, TorchDataLoader
@@ -37,6 +36,7 @@ from fray.rl.rollout_worker import (
     SingleTurnMathRolloutWorker,
 )
 from fray.rl.run import Run, RunResult
+from fray.rl.run_parts import RunParts
 from fray.rl.trainer import (
     BaseTrainer,
     RemoteApiCrossEntropyTrainer,

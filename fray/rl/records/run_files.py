@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import time
 from collections.abc import Iterable, Iterator
@@ -26,6 +27,7 @@ from fray.rl.train.settings import GRPO
 from fray.runtime.serialization.pickling import dumps, loads
 
 STATUS_FILE, SETTINGS_FILE, METRICS_FILE, JOURNAL_DIRECTORY = "status.json", "run.pickle", "metrics.jsonl", "rollouts"
+REQUESTS_DIRECTORY = "requests"
 STATUS_PERIOD_S = 1.0
 """Seconds between two writes of the status."""
 LISTED = 8
@@ -46,7 +48,7 @@ class RunSettings:
 
 
 class RecordedParts(Protocol):
-    """The parts of a run that are recorded: `fray.rl.controller.RunParts`."""
+    """The parts of a run that are recorded: `fray.rl.run_parts.RunParts`."""
 
     @property
     def name(self) -> str: ...
@@ -90,9 +92,11 @@ class RunRecorder:
         parts, output = self._parts, self._output
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)
+            # Of commands that were killed before they had an answer.
+            shutil.rmtree(output / REQUESTS_DIRECTORY, ignore_errors=True)
             own = "" if parts.own_trainer is None else type(parts.own_trainer).__name__
             settings = RunSettings(parts.name, parts.model, parts.trainer, parts.threads, own)
-            _write(output / SETTINGS_FILE, dumps(settings, "the settings of the run"))
+            write_file(output / SETTINGS_FILE, dumps(settings, "the settings of the run"))
             _register(parts.name, output)
             self._write()
         return self
@@ -116,10 +120,11 @@ class RunRecorder:
     def _write(self) -> None:
         if self._output is not None:
             content = json.dumps({**self._status, "written_at": time.time()}, indent=2, default=str)
-            _write(self._output / STATUS_FILE, content.encode() + b"\n")
+            write_file(self._output / STATUS_FILE, content.encode() + b"\n")
 
 
-def _write(file: Path, content: bytes) -> None:
+def write_file(file: Path, content: bytes) -> None:
+    """Replace a file, which no reader sees half-written."""
     unfinished = file.with_name(f"{file.name}.new")
     unfinished.write_bytes(content)
     unfinished.rename(file)
@@ -200,7 +205,7 @@ def _registry() -> Path:
 def _register(name: str, output: Path) -> None:
     try:
         _registry().mkdir(parents=True, exist_ok=True)
-        _write(_registry() / "_".join(_NAME.findall(name)), str(output).encode())
+        write_file(_registry() / "_".join(_NAME.findall(name)), str(output).encode())
     except OSError:
         # A home that cannot be written: the run is found by its directory.
         pass

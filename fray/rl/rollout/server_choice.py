@@ -36,7 +36,7 @@ class ServerChoice:
         self._routes = routes
         if any(route.accepts for route in routes):
             for route in routes:
-                for scope in () if route.accepts else self._in_flight.get(route.name, ()):
+                for scope in () if route.accepts or route.leaves else self._in_flight.get(route.name, ()):
                     scope.cancel()
         self._changed.set()
         self._changed = trio.Event()

@@ -1,0 +1,85 @@
+"""Parts of a run: what its settings come to, once they are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from fray.model.resources import ResourceConfig
+from fray.rl.core.run_record import RunPlan
+from fray.rl.inference.http_settings import HttpPort
+from fray.rl.model_spec import ModelSpec
+from fray.rl.rollout.process import EpisodePlan
+from fray.rl.train.settings import GRPO
+from fray.rl.trainer.base_trainer import BaseTrainer
+from fray.rl.weights.published import WeightSync
+
+
+@frozen
+class RunParts:
+    """Parts of a run, checked by `fray.rl.Run`.
+
+    Args:
+        plan: settings that decide about samples.
+        rows: the data.
+        model: of servers and trainer.
+        trainer: settings of the trainer; None: samples are collected.
+        own_trainer: the user's trainer with these settings; None: that of Fray.
+        episodes: how rollout processes run episodes.
+        processes: number of rollout processes.
+        servers: number of inference servers.
+        slots: requests that a server decodes at once.
+        http: HTTP port of the first server; the next ones have the ports after it. None: they have none.
+        weight_sync: way of the weights to the servers.
+        transfer_s: seconds within which a server has to load weights; later it gets no requests until it has.
+        threads: of the computation in each server and the trainer.
+        resources: what each part reserves, by ``trainer``, ``server``, ``rollout``.
+        output: directory for journal and checkpoints, which all machines of the run can write; None: a run that loses
+            its coordinator fails, and one that loses its trainer begins again.
+        save_every: updates between two checkpoints.
+        keep_checkpoints: keep all of them, and not the last one alone.
+        liveness_s: seconds without an answer after which a process is ended and started again.
+        min_servers: inference servers without which no task is given out.
+        name: of the run, for those who look for it.
+        env_vars: variables of the environment of its processes.
+        facts: about data, model and trainer, which must be equal for a run to continue from a checkpoint.
+        validation_rows: the data of the plan's validations.
+    """
+
+    plan: RunPlan
+    rows: Sequence[dict[str, Any]]
+    model: ModelSpec
+    trainer: GRPO | None
+    episodes: EpisodePlan
+    processes: int
+    servers: int
+    slots: int = 512
+    http: HttpPort | None = None
+    weight_sync: WeightSync = WeightSync.MEMORY
+    transfer_s: float = 120.0
+    threads: int | None = None
+    resources: dict[str, ResourceConfig] = field(factory=dict)
+    output: Path | None = None
+    save_every: int = 50
+    keep_checkpoints: bool = False
+    liveness_s: float = 60.0
+    min_servers: int = 1
+    facts: dict[str, Any] = field(factory=dict)
+    validation_rows: Sequence[dict[str, Any]] = ()
+    name: str = "rl"
+    env_vars: dict[str, str] = field(factory=dict)
+    own_trainer: BaseTrainer | None = None
+
+    @property
+    def checkpoints(self) -> Path | None:
+        """Directory of the checkpoints."""
+        return None if self.output is None else self.output / "checkpoints"
+
+    @property
+    def weight_files(self) -> Path | None:
+        """Directory of the files by which servers get weights; None: they get them otherwise."""
+        is_used = self.weight_sync is WeightSync.DISK
+        return self.output / "weights" if is_used and self.output is not None else None
