@@ -24,7 +24,7 @@ ANSWER_S = 15.0
 
 @frozen
 class RunRequest:
-    """What is asked of a run.
+    """Request for changes of a run that is running.
 
     Args:
         servers: number of inference servers.
