@@ -395,12 +395,13 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "tinker": (
         ("core", "http_client", "wire"),
-        ("opentinker.answers", "opentinker.client", "rewards", "store"),
+        ("operations.operator_file", "opentinker.answers", "opentinker.client", "rewards", "store"),
         ("training_runner",),
         ("adapter_engine", "engine"),
         ("job_runner",),
         ("service_jobs",),
         ("opentinker",),
+        ("operations",),
         ("service",),
     ),
     "v2": (

@@ -9,6 +9,7 @@ from pathlib import Path
 from fray.cli.parsing import Parser, Verbs, one_job, verb, verb_group
 from fray.cli.rl.options import add_rl
 from fray.cli.run_options import add_run, add_what_if
+from fray.cli.tinker.options import add_tinker
 
 STATES = ("pending", "running", "succeeded", "failed", "stopped")
 ABOUT = """\
@@ -51,7 +52,7 @@ def parser_of() -> Parser:
     about_machines = (_nodes, _node, _machine_groups, _scale, _cordon, _uncordon, _drain, _reservations, _reservation)
     about_people = (_login, _logout, _user, _key, _namespace, _audit)
     about_cluster = (_token, _ca, _actors, _doctor, _backup)
-    for add in (*about_jobs, *about_shares, *about_machines, add_rl, _tinker, *about_cluster, *about_people):
+    for add in (*about_jobs, *about_shares, *about_machines, add_rl, add_tinker, *about_cluster, *about_people):
         add(verbs)
     return parser
 
@@ -474,26 +475,3 @@ def _audit(verbs: Verbs) -> None:
     )
     parser.add_argument("--since", metavar="SPAN", help="only the last 10m, 2h, 1d")
     parser.add_argument("--limit", type=int, default=200, metavar="N", help="the newest N (default: 200)")
-
-
-def _tinker(verbs: Verbs) -> None:
-    below = verb_group(verbs, "tinker", "serve training over HTTP, for OpenTinker's clients: `fray tinker serve`")
-    text = "serve training until Ctrl-C, on this machine or on the cluster of FRAY_CLUSTER_SPEC"
-    example = "  fray tinker serve --base-model Qwen/Qwen3-0.6B --directory ./service"
-    parser = verb(below, "serve", "administration.training_service:serve", text, example, opens="itself")
-    parser.add_argument(
-        "--base-model", action="append", required=True, metavar="MODEL", help="name or directory; may be repeated"
-    )
-    parser.add_argument(
-        "--directory", required=True, metavar="DIR", help="store, snapshots and checkpoints; it continues with them"
-    )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8765, metavar="N", help="(default: %(default)s; 0: any free one)")
-    parser.add_argument("--auth", action="store_true", help="require keys on loopback, too")
-    parser.add_argument("--open-registration", action="store_true", help="POST /register makes users beyond loopback")
-    parser.add_argument(
-        "--virtual-gpus", type=int, default=0, metavar="N", help="CPU engines that count as GPUs, for some clients"
-    )
-    parser.add_argument(
-        "--create-key", action="append", default=[], metavar="NAME", help="create a user and print the key, once"
-    )

@@ -30,6 +30,7 @@ class JsonConnection:
         timeout_s: for an answer; None: no limit.
         headers: of every request.
         ca_file: certificates that the server's is signed by; None: those of the system.
+        pinned_file: certificate that the server has, whatever the name is by which it is reached; None: none.
     """
 
     def __init__(
@@ -39,9 +40,16 @@ class JsonConnection:
         timeout_s: float | None = None,
         headers: Mapping[str, str] | None = None,
         ca_file: str | None = None,
+        pinned_file: str | None = None,
     ) -> None:
         self.url = url.rstrip("/")
-        verify = True if ca_file is None else ssl.create_default_context(cafile=ca_file)
+        verify: bool | ssl.SSLContext = True
+        if pinned_file is not None or ca_file is not None:
+            verify = ssl.create_default_context(cafile=pinned_file or ca_file)
+        if isinstance(verify, ssl.SSLContext) and pinned_file is not None:
+            # The file has the server's own certificate, which an authority may have signed that is not in it.
+            verify.check_hostname = False
+            verify.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         self._client = httpx.Client(
             timeout=httpx.Timeout(timeout_s, connect=CONNECT_S), headers=dict(headers or {}), verify=verify
         )

@@ -67,6 +67,7 @@ class JobRunner:
         entries: requests of before a restart of the service.
         on_start: called when its engine is ready for the first time.
         on_failure: called with the reason for which it cannot run.
+        on_use: called with the tokens and seconds of each request that was executed.
     """
 
     def __init__(
@@ -77,10 +78,15 @@ class JobRunner:
         entries: list[LedgerEntry],
         on_start: Callable[[], Awaitable[None]],
         on_failure: Callable[[str], Awaitable[None]],
+        on_use: Callable[[int, float], None],
     ) -> None:
         self.job_id, self._job, self._plan, self._store = job.job_id, job, plan, store
         self.ledger = Ledger(entries)
-        self._on_start, self._on_failure = on_start, on_failure
+        self._on_start, self._on_failure, self._on_use = on_start, on_failure, on_use
+        self._begun_at: float | None = None
+        """Time at which the engine was given the request that it executes."""
+        self.starts = 0
+        """Starts of its engine, since the service began."""
         self._receiving = trio.Lock()
         self._stored = self.ledger.last
         """Highest number that is on disk."""
@@ -123,6 +129,18 @@ class JobRunner:
                 return 409, {"detail": self.ended}
             await self._changed.wait()
         return entry.answer["http"], entry.answer["body"]
+
+    def activity(self) -> str:
+        """Return what its engine does, or waits for, in words."""
+        restarts = f"; its engine was restarted {self.starts - 1} times" if self.starts > 1 else ""
+        waiting = self.ledger.last - self.ledger.applied
+        if self._begun_at is None:
+            doing = "waits for its client's next request" if not waiting else f"{waiting} requests wait for its engine"
+            return f"{doing}; {self.ledger.applied} executed{restarts}"
+        entry = self.ledger.entries[self.ledger.applied + 1]
+        seconds = trio.current_time() - self._begun_at
+        behind = f"; {waiting - 1} wait behind it" if waiting > 1 else ""
+        return f"executes request {entry.seq}, {entry.kind}, for {seconds:.1f} s{behind}{restarts}"
 
     async def leave(self, seq: int, *, was_sent: bool) -> None:
         """Note that a connection that waited for an answer has it, or has ended."""
@@ -189,6 +207,7 @@ class JobRunner:
                     if not event.will_restart:
                         raise event.error
                     continue
+                self.starts, self._begun_at = self.starts + 1, None
                 try:
                     self.ledger.rewind(await engine.begin())
                     await self._on_start()
@@ -207,7 +226,10 @@ class JobRunner:
                 continue
             entry = self.ledger.entries[seq]
             stored = await self._store.call(store.body_of, self.job_id, seq)
+            self._begun_at = trio.current_time()
             answer: EngineAnswer = await engine.execute(seq, entry.kind, stored.body, stored.scores)
+            self._on_use(answer.tokens, trio.current_time() - self._begun_at)
+            self._begun_at = None
             result = {"http": answer.status, "body": answer.body}
             if entry.answer is None:
                 # On disk before the client, or the next request, sees it.

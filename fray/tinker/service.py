@@ -28,6 +28,8 @@ from fray.tinker.job_runner import EnginePlan
 from fray.tinker.opentinker.answers import Unprocessable, refuse, refuse_body
 from fray.tinker.opentinker.scheduler_routes import scheduler_routes
 from fray.tinker.opentinker.training_routes import training_routes
+from fray.tinker.operations.operator_file import OperatorAccess, write_operator_file
+from fray.tinker.operations.routes import operator_routes
 from fray.tinker.service_jobs import JobLimits, JobRefused, ServiceJobs
 from fray.tinker.store import ServiceStore
 
@@ -78,7 +80,7 @@ class TrainingService:
     async def run(self) -> None:
         """Serve until cancelled. Raises OSError if the port is taken."""
         app = Starlette(
-            routes=[*scheduler_routes(self._jobs), *training_routes(self._jobs)],
+            routes=[*scheduler_routes(self._jobs), *training_routes(self._jobs), *operator_routes(self._jobs)],
             exception_handlers={HTTPException: refuse, Unprocessable: refuse_body},
         )
         settings, port_file = self._settings, self._settings.directory / "port"
@@ -88,6 +90,7 @@ class TrainingService:
             address = await nursery.start(partial(serve_http, app, host=settings.host, port=port))
             port_file.write_text(str(address.port))
             self._url = address.url
+            write_operator_file(settings.directory, OperatorAccess(address.url, self._jobs.operator_key))
             self._ready.set()
 
     async def url(self) -> str:

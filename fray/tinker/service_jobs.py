@@ -5,17 +5,20 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from pathlib import Path
 from typing import Any
 
 import trio
 from attrs import evolve, field, frozen
 
 from fray.api.cluster import Cluster
+from fray.errors import FrayError
 from fray.model.messages.session import VERSION
 from fray.tinker.core.job_queue import QueuedJob, decide_starts
 from fray.tinker.core.job_states import ServiceJobState, may_become
 from fray.tinker.core.keys import USER_NAME_LIMIT, ServiceUser, hash_of, new_key, new_user_id, user_of_key
 from fray.tinker.core.training_config import ConfigError, settings_of
+from fray.tinker.core.usage import UsageWindow
 from fray.tinker.job_runner import EnginePlan, JobRunner, StoreAccess
 from fray.tinker.store import ServiceJob, ServiceStore, with_state
 
@@ -67,6 +70,10 @@ class ServiceJobs:
         self._nursery: trio.Nursery | None = None
         self._cluster: Cluster | None = None
         self.version = VERSION
+        self.usage = UsageWindow()
+        self.operator_key = new_key(secrets.token_hex)
+        """Key of an administrator until this service ends; it is in its directory alone."""
+        self._operator = ServiceUser("user_operator", "operator", hash_of(self.operator_key), time.time(), True)
 
     @property
     def has_auth(self) -> bool:
@@ -95,19 +102,41 @@ class ServiceJobs:
     # Users
 
     async def create_user(self, name: str, *, is_admin: bool = False) -> tuple[ServiceUser, str]:
-        """Create a user and return it with its key, which is not kept. Raises JobRefused if the name is taken."""
+        """Create a user and return it with its key, which is not kept. One whose key was revoked gets a new key.
+
+        Raises:
+            JobRefused: the name is taken, or cannot be one.
+        """
         if not name or len(name) > USER_NAME_LIMIT or not name.isprintable():
             raise JobRefused(f"username {name!r:.100}: expected 1 to {USER_NAME_LIMIT} printable characters")
         key = new_key(secrets.token_hex)
-        user = ServiceUser(new_user_id(secrets.token_hex), name, hash_of(key), time.time(), is_admin)
-        if not await self._access.call(self._access.store.add_user, user):
-            raise JobRefused(f"Username '{name}' already exists")
+        known = next((user for user in self.users.values() if user.name == name), None)
+        if known is not None and not known.key_hash and known.is_admin == is_admin:
+            user = evolve(known, key_hash=hash_of(key))
+            await self._access.call(self._access.store.set_key, user.user_id, user.key_hash)
+        else:
+            user = ServiceUser(new_user_id(secrets.token_hex), name, hash_of(key), time.time(), is_admin)
+            if not await self._access.call(self._access.store.add_user, user):
+                raise JobRefused(f"Username '{name}' already exists")
         self.users[user.user_id] = user
         return user, key
 
+    async def revoke_key(self, name: str) -> ServiceUser:
+        """Revoke the key of a user, whose jobs stay; return the user. Raises JobRefused if there is none."""
+        user = next((user for user in self.users.values() if user.name == name), None)
+        if user is None:
+            raise JobRefused(
+                f"no user {name!r}; users: {', '.join(each.name for each in self.users.values()) or 'none'}"
+            )
+        user = evolve(user, key_hash="")
+        # Refused from now on, and on disk before the answer.
+        self.users[user.user_id] = user
+        await self._access.call(self._access.store.set_key, user.user_id, "")
+        return user
+
     def user_of_key(self, key: str) -> ServiceUser | None:
         """Return the user of a key, ``otk_…`` or ``tml-…``; None if it belongs to none."""
-        return user_of_key(self.users, key)
+        return user_of_key({**self.users, "": self._operator}, key)
 
     def may_see(self, user: ServiceUser, job: ServiceJob) -> bool:
         """Return whether a user may see and end a job: its owner, and administrators."""
@@ -139,6 +168,36 @@ class ServiceJobs:
         """Return what a client is shown about a job."""
         return self._reasons.get(job.job_id) or job.error or f"job {job.job_id} is {job.state.value.lower()}"
 
+    def name_of(self, user_id: str) -> str:
+        """Return the name of a user."""
+        known = {each.user_id: each for each in (self.anonymous, self._operator)} | self.users
+        return known[user_id].name if user_id in known else user_id
+
+    async def explain(self, job: ServiceJob) -> str:
+        """Return why a job is in its state: what it waits for, does, or what ended it."""
+        runner = self.runners.get(job.job_id)
+        if runner is None or job.state is ServiceJobState.QUEUED:
+            return self.message_of(job)
+        if job.state is ServiceJobState.RUNNING and runner.starts:
+            return runner.activity()
+        assert self._cluster is not None
+        # The engine is a job of Fray, which may wait for room.
+        engines = [each for each in await self._cluster.list_jobs() if each.name == f"tinker-{job.job_id}"]
+        if not engines:
+            return f"the engine of job {job.job_id} is being submitted"
+        try:
+            return await self._cluster.explain(engines[-1].job_id)
+        except FrayError as error:
+            return f"its engine is being started; {error}"
+
+    async def checkpoints_of(self, job: ServiceJob) -> list[dict[str, Any]]:
+        """Return ``path``, ``step`` and ``bytes`` of each checkpoint that the client has saved."""
+        found = await self._access.call(self._access.store.checkpoints, job.job_id)
+        return [
+            {"path": path, "step": step, "bytes": await trio.to_thread.run_sync(_size_of, Path(path))}
+            for path, step in found
+        ]
+
     async def end(self, job: ServiceJob, state: ServiceJobState, error: str = "") -> ServiceJob:
         """End a job, and start those that waited for what it had; return it. One that has ended stays as it is."""
         job = self.jobs[job.job_id]
@@ -168,8 +227,11 @@ class ServiceJobs:
         async def on_failure(text: str) -> None:
             await self.end(job, ServiceJobState.FAILED, text)
 
+        def on_use(tokens: int, seconds: float) -> None:
+            self.usage.add(trio.current_time(), job.user_id, tokens, seconds)
+
         entries = await self._access.call(self._access.store.entries, job.job_id)
-        self.runners[job.job_id] = JobRunner(job, self._plan, self._access, entries, on_start, on_failure)
+        self.runners[job.job_id] = JobRunner(job, self._plan, self._access, entries, on_start, on_failure, on_use)
 
     async def _schedule(self) -> None:
         """Start the jobs that can start now."""
@@ -190,3 +252,8 @@ class ServiceJobs:
             assert self._nursery is not None
             assert self._cluster is not None
             self._nursery.start_soon(runner.run, self._cluster)
+
+
+def _size_of(directory: Path) -> int:
+    """Return the bytes of the files below a directory; 0 if it was removed."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())

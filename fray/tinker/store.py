@@ -120,9 +120,9 @@ class ServiceStore:
         row = (user.user_id, user.name, user.key_hash, user.created_at, int(user.is_admin))
         return self._db.execute("INSERT OR IGNORE INTO users VALUES (?, ?, ?, ?, ?)", row).rowcount == 1
 
-    def remove_user(self, name: str) -> bool:
-        """Remove a user by name; return False if there is none."""
-        return self._db.execute("DELETE FROM users WHERE name = ?", (name,)).rowcount == 1
+    def set_key(self, user_id: str, key_hash: str) -> None:
+        """Write the hash of a user's key; empty: the user has none any more."""
+        self._db.execute("UPDATE users SET key_hash = ? WHERE user_id = ?", (key_hash, user_id))
 
     # Jobs
 

@@ -59,6 +59,7 @@ class EngineAnswer:
         snapshot: number of the request up to which a snapshot has everything; 0: there is none.
         checkpoint: directory that was saved for the client; empty: none.
         global_steps: training steps done.
+        tokens: generated.
     """
 
     status: int
@@ -67,6 +68,7 @@ class EngineAnswer:
     snapshot: int = 0
     checkpoint: str = ""
     global_steps: int = 0
+    tokens: int = 0
 
     @property
     def is_failure(self) -> bool:
@@ -162,7 +164,13 @@ class TrainingRunner:
                 self._snapshot_due = 0.0
         result = {name: value for name, value in answer.items() if not name.startswith("_")}
         return EngineAnswer(
-            200, result, answer.get("_scores"), self._snapshot, answer.get("_path", ""), self._session.global_steps
+            200,
+            result,
+            answer.get("_scores"),
+            self._snapshot,
+            answer.get("_path", ""),
+            self._session.global_steps,
+            answer.get("_tokens", 0),
         )
 
     def _failure(self, text: str, error: Exception) -> EngineAnswer:
@@ -232,6 +240,7 @@ class TrainingRunner:
             "metrics": _metrics(metrics, rewards, [len(each.token_ids) for _, _, each in samples]),
             "global_steps": self._session.global_steps,
             "_scores": tuple(rewards),
+            "_tokens": _token_count(samples),
         }
 
     def _validate(self, message: dict[str, Any], scores: object) -> dict[str, Any]:
@@ -249,6 +258,7 @@ class TrainingRunner:
             "metrics": {f"val/{name}": value for name, value in spread.items()},
             "samples": shown,
             "global_steps": self._session.global_steps,
+            "_tokens": _token_count(samples),
         }
 
     def _save_checkpoint(self, message: dict[str, Any], scores: object) -> dict[str, Any]:
@@ -352,6 +362,10 @@ class TrainingRunner:
         """End the process of an uploaded reward function."""
         if self._reward is not None:
             self._reward.close()
+
+
+def _token_count(samples: Sequence[tuple[int, PromptRow, Completion]]) -> int:
+    return sum(len(each.token_ids) for _, _, each in samples)
 
 
 class _Malformed(Exception):

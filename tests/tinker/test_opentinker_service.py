@@ -7,8 +7,6 @@ import json
 import os
 import random
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -18,20 +16,15 @@ import numpy as np
 import pytest
 import trio
 
-import fray
-from fray import rl, tinker
+from fray import tinker
 from fray.tinker.http_client import JsonConnection, JsonReply
 from fray.tinker.opentinker.client import TrainingServiceError
 from fray.tinker.wire.dataproto import TensorRecord, encode_data_proto
+from tests.tinker.services import MODEL, REWARD, running
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-MODEL = rl.TinyLlama(layers=2, width=64, chars="0123456789+=>$ ")
-REWARD = """
-def share(data_source, solution_str, ground_truth, extra_info, **kw):
-    return {"score": sum(a == b for a, b in zip(solution_str, ground_truth)) / len(ground_truth)}
-"""
 CONFIG = {
     "data.max_prompt_length": 4,
     "data.max_response_length": 4,
@@ -51,14 +44,6 @@ def batch_of(numbers: list[str]) -> tinker.DataProto:
     ids = TensorRecord(np.array(tokens, np.int64))
     mask = TensorRecord(np.array([[0, 1, 1, 1, 1]] * len(numbers), np.int64))
     return tinker.DataProto({"input_ids": ids, "attention_mask": mask}, {"reward_model": truths})
-
-
-@asynccontextmanager
-async def running(directory: Path, **options: Any) -> AsyncIterator[tuple[fray.Cluster, Any]]:
-    async with fray.open_cluster("machine?nodes=1&cpu=4", logs=False) as cluster:
-        settings: dict[str, Any] = {"models": [MODEL], "threads": 1, "directory": directory, **options}
-        async with tinker.serve(**settings, cluster=cluster) as service:
-            yield cluster, service
 
 
 def started_job(url: str, seed: int = 0) -> tuple[tinker.SchedulerClient, str, tinker.HTTPTrainingClient]:

@@ -3,7 +3,6 @@
 - `doctor`: one line for each thing that is wrong on this machine or on its way to the cluster.
 - `backup`: the store of a controller into one file, and back. `rotation`: replacing the token in it.
 - `people`: login, users, keys, namespaces, the audit log.
-- `training_service`: serving training over HTTP, `fray tinker`.
 
 `backup` and `rotation` use no connection to a cluster; `doctor` makes its own.
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,6 +13,7 @@ from starlette.routing import Route
 from fray.tinker.core.job_states import ServiceJobState
 from fray.tinker.core.keys import ServiceUser
 from fray.tinker.opentinker.answers import Unprocessable, fields_of, json_of
+from fray.tinker.opentinker.callers import ForUser, for_user
 from fray.tinker.service_jobs import JobRefused, ServiceJobs
 from fray.tinker.store import ServiceJob
 
@@ -28,22 +28,9 @@ ENDPOINTS = {
     "users": "GET /admin/users",
 }
 
-_ForUser = Callable[[Request, ServiceUser], Awaitable[Response]]
-
 
 def scheduler_routes(jobs: ServiceJobs) -> list[Route]:
     """Return the routes of the scheduler."""
-
-    def for_user(route: _ForUser, *, admin: bool = False) -> Callable[[Request], Awaitable[Response]]:
-        """Return a route whose caller is known before its body is looked at."""
-
-        async def checked(request: Request) -> Response:
-            user = _user_of(request, jobs)
-            if admin and not user.is_admin:
-                raise HTTPException(403, "Admin access required")
-            return await route(request, user)
-
-        return checked
 
     async def index(request: Request) -> Response:
         return JSONResponse(
@@ -98,7 +85,7 @@ def scheduler_routes(jobs: ServiceJobs) -> list[Route]:
     async def list_jobs(request: Request, user: ServiceUser) -> Response:
         return JSONResponse({"jobs": [_shown(request, job) for job in jobs.jobs.values() if jobs.may_see(user, job)]})
 
-    def ending(state: ServiceJobState, text: str) -> _ForUser:
+    def ending(state: ServiceJobState, text: str) -> ForUser:
         async def route(request: Request, user: ServiceUser) -> Response:
             job_id = request.path_params["job_id"]
             job = jobs.jobs.get(job_id)
@@ -121,7 +108,7 @@ def scheduler_routes(jobs: ServiceJobs) -> list[Route]:
                     {
                         "user_id": each.user_id,
                         "username": each.name,
-                        "created_at": _time_text(each.created_at),
+                        "created_at": time_text(each.created_at),
                         "is_admin": each.is_admin,
                     }
                     for each in jobs.users.values()
@@ -129,8 +116,8 @@ def scheduler_routes(jobs: ServiceJobs) -> list[Route]:
             }
         )
 
-    def route(path: str, run: _ForUser, method: str, *, admin: bool = False) -> Route:
-        return Route(path, for_user(run, admin=admin), methods=[method])
+    def route(path: str, run: ForUser, method: str, *, admin: bool = False) -> Route:
+        return Route(path, for_user(jobs, run, admin=admin), methods=[method])
 
     return [
         Route("/", index),
@@ -143,22 +130,6 @@ def scheduler_routes(jobs: ServiceJobs) -> list[Route]:
         route("/complete_job/{job_id}", ending(ServiceJobState.COMPLETED, "completed"), "POST"),
         route("/admin/users", users, "GET", admin=True),
     ]
-
-
-def _user_of(request: Request, jobs: ServiceJobs) -> ServiceUser:
-    """Return the caller; raises HTTPException 401."""
-    if not jobs.has_auth:
-        return jobs.anonymous
-    header = request.headers.get("authorization")
-    if header is None:
-        raise HTTPException(401, "Authorization header required")
-    scheme, _, key = header.partition(" ")
-    if scheme.lower() != "bearer" or not key.strip():
-        raise HTTPException(401, "Invalid authorization header format")
-    user = jobs.user_of_key(key.strip())
-    if user is None:
-        raise HTTPException(401, "Invalid API key")
-    return user
 
 
 def _url_of(request: Request, job: ServiceJob) -> str | None:
@@ -175,12 +146,12 @@ def _shown(request: Request, job: ServiceJob) -> dict[str, Any]:
         "gpu_ids": list(job.gpu_ids),
         "port": request.base_url.port,
         "server_url": _url_of(request, job),
-        "created_at": _time_text(job.created_at),
-        "started_at": _time_text(job.started_at),
-        "completed_at": _time_text(job.completed_at),
+        "created_at": time_text(job.created_at),
+        "started_at": time_text(job.started_at),
+        "completed_at": time_text(job.completed_at),
         "error_message": job.error or None,
     }
 
 
-def _time_text(time: float | None) -> str | None:
+def time_text(time: float | None) -> str | None:
     return None if time is None else datetime.fromtimestamp(time, UTC).isoformat()

@@ -1,0 +1,89 @@
+"""Options of ``fray tinker``. Only argparse is imported here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fray.cli.parsing import Parser, Verbs, verb, verb_group
+
+
+def add_tinker(verbs: Verbs) -> None:
+    """Add ``fray tinker`` and its verbs."""
+    below = verb_group(verbs, "tinker", "serve training over HTTP, look at its jobs, give keys")
+    text = "serve training until Ctrl-C, on this machine or on the cluster of FRAY_CLUSTER_SPEC"
+    example = "  fray tinker serve --base-model Qwen/Qwen3-0.6B --directory ./service"
+    parser = verb(below, "serve", "tinker.serve:serve", text, example, opens="itself")
+    parser.add_argument(
+        "--base-model", action="append", required=True, metavar="MODEL", help="name or directory; may be repeated"
+    )
+    parser.add_argument(
+        "--directory", required=True, metavar="DIR", help="store, snapshots and checkpoints; it continues with them"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8765, metavar="N", help="(default: %(default)s; 0: any free one)")
+    parser.add_argument("--auth", action="store_true", help="require keys on loopback, too")
+    parser.add_argument("--open-registration", action="store_true", help="POST /register makes users beyond loopback")
+    parser.add_argument(
+        "--virtual-gpus", type=int, default=0, metavar="N", help="CPU engines that count as GPUs, for some clients"
+    )
+    parser.add_argument(
+        "--create-key",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="create an administrator and print the key, once",
+    )
+    _add_look(below)
+    _add_keys(below)
+
+
+def _add_look(below: Verbs) -> None:
+    for name, text, example in (
+        ("ls", "list jobs: state, user, steps, what each waits for", "ls --directory ./service"),
+        ("top", "show each second who uses the engines, and what the jobs do", "top --directory ./service --once"),
+        ("show", "show a job: requests, steps, configuration, checkpoints", "show 3f9c --url http://host:8765"),
+        (
+            "explain",
+            "explain the state of a job: what it waits for, or what ended it",
+            "explain 3f9c --directory ./service",
+        ),
+        ("cancel", "cancel a job", "cancel 3f9c --directory ./service"),
+    ):
+        parser = _looking(below, name, f"look:{name}", text, example)
+        if name == "ls":
+            parser.add_argument("--all", action="store_true", help="those that have ended, too")
+        elif name == "top":
+            parser.add_argument("--once", action="store_true", help="print it once")
+        else:
+            parser.add_argument("job", metavar="JOB", help="id, or how it begins")
+
+
+def _add_keys(below: Verbs) -> None:
+    keys = verb_group(below, "key", "create, list and revoke keys of a service's users")
+    text = "create a user and print the key, once, in both spellings: otk_… for OpenTinker, tml-… for the Tinker SDK"
+    parser = _looking(keys, "create", "keys:create", text, "key create ada --directory ./service")
+    parser.add_argument("name", metavar="NAME", help="of the user; one whose key was revoked gets a new key")
+    parser.add_argument(
+        "--admin", action="store_true", help="an administrator: sees all jobs, creates and revokes keys"
+    )
+    _looking(
+        keys, "list", "keys:list_keys", "list users and whether their keys are valid", "key list --directory ./service"
+    )
+    parser = _looking(keys, "revoke", "keys:revoke", "revoke the key of a user", "key revoke ada --directory ./service")
+    parser.add_argument("name", metavar="NAME", help="of the user")
+
+
+def _looking(below: Verbs, name: str, runs: str, text: str, example: str) -> Parser:
+    """Return the parser of a verb that asks a service that runs."""
+    parser = verb(below, name, f"tinker.{runs}", text, f"  fray tinker {example}", opens="a loop")
+    where = parser.add_argument_group("service")
+    where.add_argument("--url", metavar="URL", help="address of the service")
+    where.add_argument(
+        "--directory",
+        type=Path,
+        metavar="DIR",
+        help="that of fray tinker serve: has address and an administrator's key",
+    )
+    where.add_argument("--key-file", type=Path, metavar="FILE", help="file with the key (default: FRAY_TINKER_KEY)")
+    where.add_argument("--ca-file", type=Path, metavar="FILE", help="certificates that the service's is signed by")
+    return parser

@@ -1,0 +1,7 @@
+"""Routes below ``/fray`` for operators of the service, and the file by which commands find it.
+
+- `routes`: jobs with what they wait for, use by user, keys.
+- `operator_file`: address and key of a running service, in its directory.
+
+The commands themselves are in `fray.cli.tinker`; everything that they do is a request to these routes or the scheduler's.
+"""

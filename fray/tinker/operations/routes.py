@@ -1,0 +1,119 @@
+"""Routes of the operator's commands, below ``/fray``: jobs, use by user, keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import trio
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from fray.tinker.core.keys import ServiceUser, tinker_key_of
+from fray.tinker.opentinker.answers import fields_of, json_of
+from fray.tinker.opentinker.callers import ForUser, for_user
+from fray.tinker.service_jobs import JobRefused, ServiceJobs
+from fray.tinker.store import ServiceJob
+
+
+def operator_routes(jobs: ServiceJobs) -> list[Route]:
+    """Return the routes. Users see their own jobs and use, administrators those of all; keys are theirs alone."""
+
+    def shown(job: ServiceJob) -> dict[str, Any]:
+        runner = jobs.runners.get(job.job_id)
+        return {
+            "job_id": job.job_id,
+            "status": job.state.value,
+            "user": jobs.name_of(job.user_id),
+            "gpus": job.gpus,
+            "message": jobs.message_of(job),
+            "activity": runner.activity() if runner and runner.starts else "",
+            "global_steps": runner.global_steps if runner else None,
+            "requests": runner.ledger.last if runner else None,
+            "executed": runner.ledger.applied if runner else None,
+            "created_at": job.created_at,
+            "started_at": job.started_at,
+            "completed_at": job.completed_at,
+        }
+
+    def visible(user: ServiceUser) -> list[ServiceJob]:
+        return [job for job in jobs.jobs.values() if jobs.may_see(user, job)]
+
+    async def status(request: Request, user: ServiceUser) -> Response:
+        usage = jobs.usage.by_user(trio.current_time())
+        users = [
+            {
+                "user": jobs.name_of(user_id),
+                "tokens_per_s": used.tokens_per_s,
+                "share": used.share,
+                "busy_s": used.busy_s,
+            }
+            for user_id, used in usage.items()
+            if user.is_admin or user_id == user.user_id
+        ]
+        return JSONResponse({"version": jobs.version, "jobs": [shown(job) for job in visible(user)], "users": users})
+
+    async def one_job(request: Request, user: ServiceUser) -> Response:
+        name = request.path_params["job"]
+        found = [job for job in visible(user) if job.job_id.startswith(name)]
+        if len(found) != 1:
+            problem = f"{len(found)} jobs begin with {name!r}" if found else f"no job {name!r}"
+            raise HTTPException(404, f"{problem}; fray tinker ls lists them")
+        (job,) = found
+        return JSONResponse(
+            {
+                **shown(job),
+                "gpu_ids": list(job.gpu_ids),
+                "error": job.error,
+                "config": job.config,
+                "checkpoints": await jobs.checkpoints_of(job),
+                "explanation": await jobs.explain(job),
+            }
+        )
+
+    async def list_keys(request: Request, user: ServiceUser) -> Response:
+        return JSONResponse(
+            {
+                "keys": [
+                    {
+                        "name": each.name,
+                        "user_id": each.user_id,
+                        "is_admin": each.is_admin,
+                        "is_revoked": not each.key_hash,
+                        "created_at": each.created_at,
+                    }
+                    for each in jobs.users.values()
+                ]
+            }
+        )
+
+    async def create_key(request: Request, user: ServiceUser) -> Response:
+        body = fields_of(await json_of(request), name="str", is_admin="bool?")
+        try:
+            created, key = await jobs.create_user(body["name"], is_admin=bool(body["is_admin"]))
+        except JobRefused as error:
+            raise HTTPException(400, str(error)) from None
+        keys = {"api_key": key, "tinker_api_key": tinker_key_of(key)}
+        return JSONResponse(
+            {"name": created.name, "user_id": created.user_id, "is_admin": created.is_admin, **keys},
+            headers={"Cache-Control": "no-store"},
+        )
+
+    async def revoke_key(request: Request, user: ServiceUser) -> Response:
+        try:
+            revoked = await jobs.revoke_key(request.path_params["name"])
+        except JobRefused as error:
+            raise HTTPException(404, str(error)) from None
+        return JSONResponse({"name": revoked.name, "user_id": revoked.user_id, "is_revoked": True})
+
+    def route(path: str, run: ForUser, method: str, *, admin: bool = False) -> Route:
+        return Route(path, for_user(jobs, run, admin=admin), methods=[method])
+
+    return [
+        route("/fray/status", status, "GET"),
+        route("/fray/jobs/{job}", one_job, "GET"),
+        route("/fray/keys", list_keys, "GET", admin=True),
+        route("/fray/keys", create_key, "POST", admin=True),
+        route("/fray/keys/{name}", revoke_key, "DELETE", admin=True),
+    ]

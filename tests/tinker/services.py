@@ -1,0 +1,26 @@
+"""A service with a tiny model on real processes, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import fray
+from fray import rl, tinker
+
+MODEL = rl.TinyLlama(layers=2, width=64, chars="0123456789+=>$ ")
+REWARD = """
+def share(data_source, solution_str, ground_truth, extra_info, **kw):
+    return {"score": sum(a == b for a, b in zip(solution_str, ground_truth)) / len(ground_truth)}
+"""
+
+
+@asynccontextmanager
+async def running(directory: Path, **options: Any) -> AsyncIterator[tuple[fray.Cluster, Any]]:
+    """Serve the tiny model from ``directory``."""
+    async with fray.open_cluster("machine?nodes=1&cpu=4", logs=False) as cluster:
+        settings: dict[str, Any] = {"models": [MODEL], "threads": 1, "directory": directory, **options}
+        async with tinker.serve(**settings, cluster=cluster) as service:
+            yield cluster, service
