@@ -3,5 +3,5 @@
 - `routes`: jobs with what they wait for, use by user, keys.
 - `operator_file`: address and key of a running service, in its directory.
 
-The commands themselves are in `fray.cli.tinker`; everything that they do is a request to these routes or the scheduler's.
+The commands are in `fray.cli.tinker`; what they do is a request to these routes, or the scheduler's.
 """
