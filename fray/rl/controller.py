@@ -119,6 +119,7 @@ class RunController:
         self._coordinator: Any = None
         self._is_training = False
         """True while batches are asked for."""
+        self._is_stopping = False
         self._cancel_scope = trio.CancelScope()
 
     async def run(self) -> RunStatus:
@@ -133,6 +134,7 @@ class RunController:
 
     async def stop(self) -> None:
         """Let the run end after the update under way, which is saved; at once if none can be under way."""
+        self._is_stopping = True
         if self._is_training:
             await self._ask("stop")
         else:
@@ -160,6 +162,7 @@ class RunController:
                 parts.validation_rows,
                 actor_config=ActorConfig(max_restarts=RESTARTS),
             )
+            status: RunStatus = await self._ask("status")
             async with trio.open_nursery() as nursery:
                 self._cancel_scope = nursery.cancel_scope
                 nursery.start_soon(self._ask, "expire_leases")
@@ -176,9 +179,11 @@ class RunController:
                 for _ in range(parts.processes):
                     nursery.start_soon(self._keep_rollout_process, scope)
                 await (self._collect() if parts.trainer is None else self._train_and_validate(scope, parts.trainer))
-                status: RunStatus = await self._ask("status")
+                status = await self._ask("status")
                 recorder.write(status, self._fleet.servers.values())
                 nursery.cancel_scope.cancel()
+            if self._is_stopping:
+                recorder.note_stop()
             return status
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
@@ -359,14 +364,22 @@ class RunController:
     async def _follow_requests(self, nursery: trio.Nursery) -> None:
         """Do what the commands of others ask for, until cancelled."""
 
-        def scale(request: RunRequest) -> str:
-            return self._scale(nursery, request.servers)
+        def follow(request: RunRequest) -> str:
+            if request.servers is not None:
+                return self._scale(nursery, request.servers)
+            self._note("is asked to stop")
+            nursery.start_soon(self.stop)
+            return (
+                "ends after the update under way, which is saved"
+                if self._is_training
+                else "ends before its first update"
+            )
 
         output = self._parts.output
         if output is None:
             return
         while True:
-            await answer_requests(output, scale)
+            await answer_requests(output, follow)
             await trio.sleep(STATUS_PERIOD_S)
 
     def _scale(self, nursery: trio.Nursery, wanted: int) -> str:

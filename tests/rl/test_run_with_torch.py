@@ -253,7 +253,7 @@ def test_a_frozen_server_gets_no_requests_and_is_ended(tmp_path: Path, capfd: py
     assert not Path(f"/proc/{frozen[0]}").exists()
 
 
-def test_servers_join_and_leave_while_a_run_continues(tmp_path: Path) -> None:
+def test_servers_join_and_leave_while_a_run_continues_until_it_is_stopped(tmp_path: Path) -> None:
     running = run(100_000, output=tmp_path, save_every=100_000, min_servers=1)
     answers: list[str] = []
 
@@ -275,12 +275,18 @@ def test_servers_join_and_leave_while_a_run_continues(tmp_path: Path) -> None:
             before = read_status(tmp_path)["step"]
             while read_status(tmp_path)["step"] < before + 3:  # noqa: ASYNC110
                 await trio.sleep(0.1)
-            nursery.cancel_scope.cancel()
+            answers.append(await ask_run(tmp_path, RunRequest(None)))
 
     trio.run(main)
+    status = read_status(tmp_path)
+    assert status["state"] == "stopped"
+    checkpoint = latest_checkpoint(tmp_path / "checkpoints")
+    assert checkpoint is not None
+    assert checkpoint.step == status["step"]
     assert answers == [
         "servers: 1 -> 3; server-1, server-2 join",
         "servers: 3 -> 1; server-1, server-2 leave",
+        "ends after the update under way, which is saved",
     ]
     steps = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert steps == list(range(1, len(steps) + 1))

@@ -2,6 +2,6 @@
 
 - `options`: options of the verbs.
 - `start`: ``fray rl run``.
-- `change`: ``fray rl scale``.
+- `change`: ``fray rl scale`` and ``stop``.
 - `look`: ``fray rl top``, ``show``, ``replay`` and ``ls``.
 """

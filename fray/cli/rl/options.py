@@ -54,7 +54,17 @@ def add_rl(verbs: Verbs) -> None:
         opens="itself",
     )
     _add_run_name(parser)
-    parser.add_argument("settings", nargs="+", metavar="KEY=VALUE", help="servers=N: number of inference servers")
+    parser.add_argument("settings", metavar="servers=N", help="number of inference servers")
+
+    parser = verb(
+        below,
+        "stop",
+        "rl.change:stop",
+        "let a run that is running end after the update under way, which is saved",
+        "  fray rl stop digits",
+        opens="itself",
+    )
+    _add_run_name(parser)
 
     parser = verb(
         below,

@@ -73,6 +73,7 @@ class RunRecorder:
 
     def __init__(self, parts: RecordedParts) -> None:
         self._parts, self._output = parts, parts.output
+        self._is_stopped = False
         self._status: dict[str, Any] = {
             "name": parts.name,
             "state": "running",
@@ -103,9 +104,14 @@ class RunRecorder:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         # A cancelled run has been stopped; an error alone is a failure.
-        state = "done" if error is None else "failed" if isinstance(error, Exception) else "stopped"
+        ended = "stopped" if self._is_stopped else "done"
+        state = ended if error is None else "failed" if isinstance(error, Exception) else "stopped"
         self._status |= {"state": state, "error": "" if error is None else f"{type(error).__name__}: {error}"}
         self._write()
+
+    def note_stop(self) -> None:
+        """Record that the run ends because it was asked to."""
+        self._is_stopped = True
 
     def write(self, status: RunStatus, servers: Iterable[ServerRecord]) -> None:
         """Write the status."""

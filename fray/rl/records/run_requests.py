@@ -27,10 +27,10 @@ class RunRequest:
     """Request for changes of a run that is running.
 
     Args:
-        servers: number of inference servers.
+        servers: number of inference servers; None: the run shall stop.
     """
 
-    servers: int
+    servers: int | None
 
 
 async def ask_run(output: Path, request: RunRequest) -> str:

@@ -38,6 +38,7 @@ async def asked(output: Path, request: RunRequest) -> list[str | InvalidRequest]
             found.append(error)
 
     def follow(request: RunRequest) -> str:
+        assert request.servers is not None
         if request.servers < 1:
             raise InvalidRequest("too few")
         return f"servers: 1 -> {request.servers}"
