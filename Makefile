@@ -52,11 +52,13 @@ test-all: lint
 # Torch is in an environment of its own, so that nothing else waits for it. There the types of torch are checked too.
 test-rl:
 	@tools/venv rl
+	@tools/venv tinker-0.25 && tools/venv tinker-0.38 || echo "tests of the Tinker SDK are skipped"
 	@.venv-rl/bin/python -m mypy fray/rl
 	@.venv-rl/bin/python -m pytest $(PARALLEL) -m torch tests/rl tests/tinker tests/test_docs.py $(ARGS) || [ $$? -eq 5 ]
 
 test-tinker:
 	@tools/venv rl
+	@tools/venv tinker-0.25 && tools/venv tinker-0.38 || echo "tests of the Tinker SDK are skipped"
 	@.venv-rl/bin/python -m pytest $(PARALLEL) tests/tinker $(ARGS)
 
 # A real Iris, started by the tests, in an environment of its own; `make test-all` runs a selection, as the contract of all
@@ -101,6 +103,10 @@ constraints:
 	uv pip compile tools/marin-wheels.txt pyproject.toml --extra dev --python-version 3.12 \
 		--python-platform x86_64-manylinux_2_28 --prerelease if-necessary-or-explicit --no-emit-package marin-fray \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o constraints-marin.txt
+	printf 'tinker==0.38.0\n' | uv pip compile - --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+		--no-header --no-annotate --quiet -o constraints-tinker.txt
+	printf 'tinker==0.25.0\n' | uv pip compile - --no-deps --universal --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --no-header --no-annotate --quiet -o constraints-tinker-0.25.txt
 	printf '$(RL_NEEDS)' | uv pip compile - -c constraints.txt -c constraints-test.txt -c constraints-docs.txt --universal \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o constraints-rl.txt
 	printf 'ray\nxoscar\nuvloop\ndistributed\nnumpy\n' | uv pip compile pyproject.toml - -c constraints.txt --universal \

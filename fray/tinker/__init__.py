@@ -1,11 +1,12 @@
-"""Training as a service: OpenTinker's protocol over the trainers and engines of `fray.rl`. See docs/tinker.md.
+"""Training as a service: OpenTinker's protocol and the Tinker API over `fray.rl`. See docs/tinker.md.
 
 Upwards, each may import those above it:
 
 - `wire`: codecs of what travels, as pure functions. `core`: what decides, without Trio, clocks and files.
-- `http_client`: JSON over HTTP. `store`: users, jobs and requests on disk. `rewards`: uploaded code, reward servers.
+- `http_client`: JSON over HTTP. `store`, `api_store`: what is on disk. `rewards`: uploaded code, reward servers.
 - `training_runner`, `engine`: the process that has the model. `job_runner`: ledger and engine of one job.
-- `service_jobs`: users and jobs. `opentinker`: routes and client. `service`: the actor with the HTTP server.
+- `service_jobs`: users and jobs. `opentinker`: routes and client. `tinker_api`: the Tinker API.
+- `service`: the actor with the HTTP server.
 
 Importing this package loads neither torch nor Trio; a name loads its module.
 """

@@ -24,6 +24,7 @@ from fray.http_server import serve_http
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig
 from fray.rl.model_spec import ModelSpec, TinyLlama
+from fray.tinker.api_store import TinkerStore
 from fray.tinker.job_runner import EnginePlan
 from fray.tinker.opentinker.answers import Unprocessable, refuse, refuse_body
 from fray.tinker.opentinker.scheduler_routes import scheduler_routes
@@ -32,6 +33,9 @@ from fray.tinker.operations.operator_file import OperatorAccess, write_operator_
 from fray.tinker.operations.routes import operator_routes
 from fray.tinker.service_jobs import JobLimits, JobRefused, ServiceJobs
 from fray.tinker.store import ServiceStore
+from fray.tinker.tinker_api.base_engine import AdapterPlan
+from fray.tinker.tinker_api.routes import tinker_routes
+from fray.tinker.tinker_api.tinker_runs import TinkerRuns
 
 RESTARTS = 1_000
 """Restarts of the service within `RESTART_PERIOD_S`."""
@@ -51,6 +55,7 @@ class ServiceSettings:
         models: by name.
         threads: of each engine's computation.
         resources: that each engine reserves.
+        session_s: seconds without a heartbeat after which a session of the Tinker API ends.
     """
 
     directory: Path
@@ -60,6 +65,7 @@ class ServiceSettings:
     models: dict[str, ModelSpec]
     threads: int | None
     resources: ResourceConfig | None
+    session_s: float
 
 
 class TrainingService:
@@ -74,19 +80,32 @@ class TrainingService:
         self._store = ServiceStore(settings.directory)
         plan = EnginePlan(settings.models, settings.directory / "jobs", settings.threads, settings.resources)
         self._jobs = ServiceJobs(self._store, plan, settings.limits)
+        self._api_store = TinkerStore(settings.directory)
+        self._runs = TinkerRuns(
+            self._api_store,
+            AdapterPlan(
+                settings.models, settings.directory / "models", settings.threads, settings.resources, settings.session_s
+            ),
+        )
         self._ready = trio.Event()
         self._url = ""
 
     async def run(self) -> None:
         """Serve until cancelled. Raises OSError if the port is taken."""
         app = Starlette(
-            routes=[*scheduler_routes(self._jobs), *training_routes(self._jobs), *operator_routes(self._jobs)],
+            routes=[
+                *scheduler_routes(self._jobs),
+                *training_routes(self._jobs),
+                *operator_routes(self._jobs),
+                *tinker_routes(self._jobs, self._runs),
+            ],
             exception_handlers={HTTPException: refuse, Unprocessable: refuse_body},
         )
         settings, port_file = self._settings, self._settings.directory / "port"
         port = settings.port or (int(port_file.read_text()) if port_file.is_file() else 0)
         async with trio.open_nursery() as nursery:
             await nursery.start(self._jobs.run, current_cluster())
+            await nursery.start(self._runs.run, current_cluster())
             address = await nursery.start(partial(serve_http, app, host=settings.host, port=port))
             port_file.write_text(str(address.port))
             self._url = address.url
@@ -99,7 +118,10 @@ class TrainingService:
         return self._url
 
     async def status(self) -> dict[str, Any]:
-        """Return ``url``, ``pid``, ``users``, and ``jobs``: each with its id, state, user and requests."""
+        """Return ``url``, ``pid``, ``users``, ``jobs`` (each with its id, state, user and requests), and ``models``.
+
+        Those are the models of the Tinker API whose sessions have not ended.
+        """
         await self._ready.wait()
         jobs = [
             {
@@ -113,7 +135,13 @@ class TrainingService:
             }
             for job in self._jobs.jobs.values()
         ]
-        return {"url": self._url, "pid": os.getpid(), "users": len(self._jobs.users), "jobs": jobs}
+        return {
+            "url": self._url,
+            "pid": os.getpid(),
+            "users": len(self._jobs.users),
+            "jobs": jobs,
+            "models": self._runs.shown_models(),
+        }
 
     async def create_key(self, name: str, is_admin: bool = False) -> str:
         """Create a user and return the key. Raises InvalidRequest if the name is taken."""
@@ -124,6 +152,7 @@ class TrainingService:
             raise InvalidRequest(str(error)) from None
 
     def __fray_cleanup__(self) -> None:
+        self._api_store.close()
         self._store.close()
 
 
@@ -180,6 +209,7 @@ async def serve(
     virtual_gpus: int = 0,
     threads: int | None = None,
     resources: ResourceConfig | None = None,
+    session_s: float = 300.0,
 ) -> AsyncIterator[RunningService]:
     """Serve training: ``async with fray.tinker.serve(models=["Qwen/Qwen3-0.6B"], directory="service") as svc``.
 
@@ -197,6 +227,7 @@ async def serve(
         virtual_gpus: CPU engines that count as GPUs, for clients that ask for some; a job then has one by default.
         threads: of each engine's computation; None: as many as torch takes.
         resources: that each engine reserves. Default: 1 CPU and 2 GB.
+        session_s: seconds without a heartbeat after which a session of the Tinker API ends.
 
     Raises:
         InvalidRequest: no models, a directory that another service uses, or keys switched off beyond loopback.
@@ -212,7 +243,8 @@ async def serve(
         default_gpus=min(virtual_gpus, 1),
     )
     settings = ServiceSettings(
-        Path(await trio.Path(directory).absolute()), host, port, limits, named_models(models), threads, resources
+        Path(await trio.Path(directory).absolute()),
+        *(host, port, limits, named_models(models), threads, resources, session_s),
     )
     async with (
         (cluster or current_cluster()).open_scope("tinker") as scope,

@@ -1,0 +1,6 @@
+"""The Tinker API: the `tinker` SDK works against these routes.
+
+- `base_engine`: one engine of adapters for each base model, started again when it is lost.
+- `model_run`: the requests of one model, in order. `tinker_runs`: sessions, models, samplers, checkpoints, futures.
+- `routes`, `rest_routes`: what the SDK calls.
+"""

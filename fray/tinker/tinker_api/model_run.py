@@ -1,0 +1,201 @@
+"""Requests of one model: numbered by its client, executed in order, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+
+from fray.errors import ActorDied, FrayError
+from fray.rl.train.datums import ServiceLoss
+from fray.rl.train.lora import LoRA
+from fray.tinker.api_store import TinkerCheckpoint, TinkerModel, TinkerStore
+from fray.tinker.core.adapter_operations import (
+    AdapterOperation,
+    ForwardPass,
+    LoadWeights,
+    OperationResult,
+    OptimStep,
+    SaveWeights,
+    SaveWeightsForSampler,
+)
+from fray.tinker.core.ledger import Ledger, LedgerEntry
+from fray.tinker.tinker_api.base_engine import BaseEngine, EngineFailed
+from fray.tinker.wire.tinker_json import Fields, adam_of
+from fray.tinker.wire.tinker_proto import WireError, decode_forward_request
+
+CREATE = "create_model"
+OPERATIONS = ("forward_backward", "optim_step", "save_weights", "save_weights_for_sampler", "load_weights")
+
+
+class UserError(Exception):
+    """Request that cannot be executed, for a reason of its own."""
+
+
+def failed(text: str, category: str = "user") -> dict[str, Any]:
+    """Return the answer to a request that failed."""
+    return {"error": text, "category": category}
+
+
+def engine_name(model_id: str) -> str:
+    """Return the name of a model for its engine."""
+    return model_id.replace(":", ".")
+
+
+class ModelRun:
+    """Model of a session that has not ended.
+
+    Args:
+        model: its record.
+        store: of the API.
+        entries: requests of before a restart of the service.
+        engine: of its base model.
+        find_checkpoint: returns the checkpoint of a path that the user may load; raises UserError.
+        has_checkpoint: returns whether there is a checkpoint of a path.
+        on_saved: called with what an operation saved, before its answer is kept.
+        on_answer: called with the number of each request that has its answer.
+    """
+
+    def __init__(
+        self,
+        model: TinkerModel,
+        store: TinkerStore,
+        entries: list[LedgerEntry],
+        engine: BaseEngine,
+        find_checkpoint: Callable[[str], TinkerCheckpoint],
+        has_checkpoint: Callable[[str], bool],
+        on_saved: Callable[[ModelRun, Fields, OperationResult, AdapterOperation, int], Awaitable[dict[str, Any]]],
+        on_answer: Callable[[int], None],
+    ) -> None:
+        self.model, self._store, self._engine = model, store, engine
+        self.ledger = Ledger(entries, first=0)
+        self._find_checkpoint, self._has_checkpoint = find_checkpoint, has_checkpoint
+        self._on_saved, self._on_answer = on_saved, on_answer
+        self._writing: set[int] = set()
+        self._changed = trio.Event()
+        self.scope = trio.CancelScope()
+        self.failure = ""
+
+    async def receive(self, kind: str, seq: int, body: bytes, digest: str, has_effect: bool) -> bool:
+        """Take a request; return whether it is new. Returns once it is on disk.
+
+        Raises:
+            LedgerConflict: its number was used with another body, or too many requests wait.
+        """
+        receipt = self.ledger.receive(kind, digest, seq=seq, has_effect=has_effect)
+        if receipt.is_new:
+            # It is executed when it is on disk.
+            self._writing.add(seq)
+            with trio.CancelScope(shield=True):
+                await self._store.call(self._store.add, self.model.id, self.ledger.entries[seq], body)
+            self._writing.discard(seq)
+            self._wake()
+        return receipt.is_new
+
+    def waits_because(self, seq: int) -> tuple[str, str]:
+        """Return the state of the queue and the reason for which a request has no answer yet."""
+        gap = self.ledger.waits_for(seq)
+        if gap is not None:
+            return "active", f"request {seq} waits for request {gap}, which has not come"
+        if not self._engine.is_up:
+            return "paused_capacity", f"the engine of {self.model.base_model} is being started"
+        return "active", f"{seq - self.ledger.applied - 1} requests of this model are before it"
+
+    async def run(self) -> None:
+        """Execute requests until the model ends; after a loss of its engine those since its snapshot again."""
+        with self.scope:
+            incarnation = 0
+            while True:
+                try:
+                    incarnation, engine = await self._engine.up(incarnation)
+                    lora = LoRA(**self.model.lora)
+                    applied = await engine.create_adapter(engine_name(self.model.id), self.model.user_id, lora)
+                    self.ledger.rewind(applied)
+                    await self._execute(engine)
+                except ActorDied:
+                    continue
+                except EngineFailed as error:
+                    self.failure = str(error)
+                except (FrayError, ValueError, LookupError, OSError) as error:
+                    self.failure = f"{type(error).__name__}: {error}"
+                break
+        for seq, entry in self.ledger.entries.items():
+            if entry.answer is None:
+                self._on_answer(seq)
+
+    async def _execute(self, engine: Any) -> None:
+        store = self._store
+        while True:
+            seq = self.ledger.next_seq()
+            if seq is None or seq in self._writing:
+                await self._changed.wait()
+                continue
+            entry = self.ledger.entries[seq]
+            answer, snapshot = await self._answer(engine, entry)
+            has_effect = "error" not in answer
+            if entry.answer is None:
+                # On disk before the client, or the next request, sees it.
+                with trio.CancelScope(shield=True):
+                    await store.call(store.set_answer, self.model.id, seq, answer, entry.has_effect and has_effect)
+            if self.ledger.finish(seq, True):
+                entry.has_effect = entry.has_effect and has_effect
+                self._on_answer(seq)
+            if snapshot >= 0:
+                await store.call(store.forget_bodies, self.model.id, snapshot)
+
+    async def _answer(self, engine: Any, entry: LedgerEntry) -> tuple[dict[str, Any], int]:
+        """Execute a request; return its answer, and the number up to which a snapshot has all, -1 without one."""
+        if entry.kind == CREATE:
+            return {"type": CREATE, "model_id": self.model.id}, -1
+        body = await self._store.call(self._store.body, self.model.id, entry.seq)
+        try:
+            fields, operation = await self._operation(entry, body)
+        except (UserError, ValueError) as error:
+            return failed(str(error)), -1
+        result: OperationResult = await engine.execute(engine_name(self.model.id), entry.seq, operation)
+        if result.error:
+            return failed(result.error), result.snapshot
+        if isinstance(operation, ForwardPass):
+            outputs = {"logprobs": result.logprobs, "elementwise_loss": result.losses}
+            return {
+                "outputs": {name: [[float(each) for each in row] for row in rows] for name, rows in outputs.items()},
+                "metrics": {f"{name}:{'sum' if name == 'loss' else 'mean'}": x for name, x in result.metrics.items()},
+            }, result.snapshot
+        if isinstance(operation, OptimStep):
+            return {"metrics": dict(result.metrics)}, result.snapshot
+        if isinstance(operation, LoadWeights):
+            path = fields.get("path", "str")
+            return {"type": "load_weights", "path": path, "model_id": self.model.id}, result.snapshot
+        return await self._on_saved(self, fields, result, operation, entry.seq), result.snapshot
+
+    async def _operation(self, entry: LedgerEntry, body: bytes) -> tuple[Fields, AdapterOperation]:
+        if entry.kind == "forward_backward":
+            # In a thread: a batch may be large, and others wait for their answers.
+            request = await trio.to_thread.run_sync(decode_forward_request, body)
+            return Fields({}), ForwardPass(request.data, ServiceLoss(request.loss, request.config), request.backward)
+        fields = Fields.of_body(body)
+        if entry.kind == "optim_step":
+            return fields, OptimStep(adam_of(fields))
+        if entry.kind == "load_weights":
+            if entry.seq > 1:
+                raise UserError(
+                    "load_weights: allowed only as a model's first request; create a model from the checkpoint: "
+                    "create_training_client_from_state(path)"
+                )
+            checkpoint = self._find_checkpoint(fields.get("path", "str"))
+            return fields, LoadWeights(checkpoint.weights, fields.get("optimizer", "bool", False))
+        if entry.kind == "save_weights":
+            name = fields.get("path", "str", f"{entry.seq:06d}")
+            path = f"tinker://{self.model.id}/weights/{name}"
+            if not fields.get("overwrite", "bool", False) and self._has_checkpoint(path):
+                raise UserError(f"{path} exists; with overwrite=True it is replaced")
+            return fields, SaveWeights(name)
+        name = fields.get("path", "str", f"ephemeral-{entry.seq:06d}")
+        if fields.get("kind", "str", "snapshot") != "snapshot":
+            raise WireError(f"kind: {fields.value['kind']!r} is not supported; expected 'snapshot'")
+        return fields, SaveWeightsForSampler(name)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()

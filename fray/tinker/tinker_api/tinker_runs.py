@@ -1,0 +1,552 @@
+"""Sessions, models, samplers, checkpoints and futures of the Tinker API; `run` owns their tasks."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import shutil
+import time
+from collections import Counter
+from typing import Any
+
+import trio
+from attrs import asdict, evolve
+
+from fray.api.cluster import Cluster
+from fray.errors import ActorDied, FrayError
+from fray.tinker.api_store import TinkerCheckpoint, TinkerModel, TinkerSampler, TinkerSession, TinkerStore
+from fray.tinker.core.adapter_operations import AdapterOperation, OperationResult, SaveWeights
+from fray.tinker.core.keys import ServiceUser
+from fray.tinker.core.ledger import Ledger, LedgerEntry
+from fray.tinker.tinker_api.base_engine import AdapterPlan, BaseEngine, EngineFailed
+from fray.tinker.tinker_api.model_run import CREATE, ModelRun, UserError, engine_name, failed
+from fray.tinker.wire.tinker_json import Fields, SampleBody, check_optimizer, lora_of, sample_of
+from fray.tinker.wire.tinker_proto import WireError
+
+SAMPLES_LIMIT = 4_096
+"""Requests for samples of one user that wait for their answers."""
+SESSIONS_LIMIT = 256
+"""Sessions of one user that have not ended."""
+MODELS_LIMIT = 256
+"""Models of one user whose sessions have not ended."""
+SWEEP_S = 5.0
+"""Pause between two looks for sessions and checkpoints that have expired."""
+TTL_RANGE_S = (3_600, 315_360_000)
+"""Seconds that a checkpoint may be kept: an hour to ten years."""
+
+log = logging.getLogger("fray.tinker")
+
+
+class NotFound(Exception):
+    """Session, model, sampler, checkpoint or request that the user does not have."""
+
+
+class Expired(Exception):
+    """Session that has ended."""
+
+
+class TooMany(Exception):
+    """Request beyond a limit of the user; the message has the limit."""
+
+
+class TinkerRuns:
+    """State of the Tinker API.
+
+    Args:
+        store: of the API.
+        plan: settings of engines.
+    """
+
+    def __init__(self, store: TinkerStore, plan: AdapterPlan) -> None:
+        self._store, self.plan = store, plan
+        self.sessions: dict[str, TinkerSession] = {}
+        self.models: dict[str, TinkerModel] = {}
+        self.samplers: dict[str, TinkerSampler] = {}
+        self.checkpoints: dict[str, TinkerCheckpoint] = {}
+        self._runs: dict[str, ModelRun] = {}
+        self._samples: dict[str, Ledger] = {}
+        self._engines: dict[str, BaseEngine] = {}
+        self._seen: dict[str, float] = {}
+        self._listening: Counter[str] = Counter()
+        """Connections of each session that wait for an answer: their client is there."""
+        self._pending: dict[str, trio.Event] = {}
+        self._waiting: dict[str, int] = {}
+        self._nursery: trio.Nursery | None = None
+        self._cluster: Cluster | None = None
+
+    async def run(self, cluster: Cluster, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run models and samples until cancelled, those of before a restart first.
+
+        Reports `started` when all are known.
+        """
+        store = self._store
+        self.sessions = await store.call(store.load, TinkerSession)
+        self.models = await store.call(store.load, TinkerModel)
+        self.samplers = await store.call(store.load, TinkerSampler)
+        self.checkpoints = await store.call(store.load, TinkerCheckpoint)
+        # A session has its whole time again: the service may have been away.
+        self._seen = dict.fromkeys(self.sessions, trio.current_time())
+        async with trio.open_nursery() as self._nursery:
+            self._cluster = cluster
+            for model in self.models.values():
+                if model.session_id:
+                    self._start_model(model, await store.call(store.entries, model.id))
+            for sampler in self.samplers.values():
+                entries = await store.call(store.entries, sampler.id)
+                self._samples[sampler.id] = Ledger(entries, first=0)
+                for entry in entries:
+                    if entry.answer is None:
+                        self._start_sample(sampler, entry.seq)
+            self._nursery.start_soon(self._sweep)
+            task_status.started()
+            await trio.sleep_forever()
+
+    # Sessions ---------------------------------------------------------------------------------------------------------
+
+    async def create_session(self, user: ServiceUser, fields: Fields) -> TinkerSession:
+        """Begin a session. Raises TooMany."""
+        mine = sum(session.user_id == user.user_id for session in self.sessions.values())
+        if mine >= SESSIONS_LIMIT:
+            raise TooMany(f"you have {mine} sessions that have not ended; the limit is {SESSIONS_LIMIT}")
+        metadata = fields.get("user_metadata", "dict", {})
+        session = TinkerSession(f"s{secrets.token_hex(8)}", user.user_id, time.time(), metadata)
+        await self._put(session)
+        self.sessions[session.id], self._seen[session.id] = session, trio.current_time()
+        return session
+
+    def session(self, user: ServiceUser, session_id: str) -> TinkerSession:
+        """Return a session that has not ended, and note that its client is there. Raises Expired or NotFound."""
+        session = self.sessions.get(session_id)
+        if session is None:
+            raise Expired(
+                f"session {session_id!r:.100} has ended: there was no heartbeat for {self.plan.session_s:g} s, "
+                "or it is of another service"
+            )
+        if session.user_id != user.user_id:
+            raise NotFound(f"you have no session {session_id!r:.100}")
+        self._seen[session_id] = trio.current_time()
+        return session
+
+    async def end_session(self, session: TinkerSession) -> None:
+        """End a session: its models and samplers end; its checkpoints stay."""
+        self.sessions.pop(session.id, None)
+        self._seen.pop(session.id, None)
+        for model in [each for each in self.models.values() if each.session_id == session.id]:
+            await self.unload(model)
+        for sampler in [each for each in self.samplers.values() if each.session_id == session.id]:
+            del self.samplers[sampler.id]
+            self._samples.pop(sampler.id, None)
+            await self._store.call(self._store.remove, sampler)
+        await self._store.call(self._store.remove, session)
+
+    async def _sweep(self) -> None:
+        """End sessions without heartbeats and remove checkpoints that have expired."""
+        while True:
+            await trio.sleep(min(SWEEP_S, self.plan.session_s))
+            limit = trio.current_time() - self.plan.session_s
+            late = [each for each in self.sessions.values() if self._seen[each.id] < limit]
+            for session in [each for each in late if not self._listening[each.id]]:
+                log.info("session %s has ended: no heartbeat for %g s", session.id, self.plan.session_s)
+                await self.end_session(session)
+            now = time.time()
+            for checkpoint in list(self.checkpoints.values()):
+                if checkpoint.expires_at is not None and checkpoint.expires_at <= now:
+                    await self.delete_checkpoint(checkpoint)
+
+    # Models -----------------------------------------------------------------------------------------------------------
+
+    async def create_model(self, user: ServiceUser, fields: Fields, body: bytes, kind: str) -> str:
+        """Create a model, new (`CREATE`) or of a checkpoint (``load_weights``); return the id of its future.
+
+        Raises:
+            WireError: the base model is not served, or a setting is wrong.
+            NotFound: there is no such session or checkpoint.
+            Expired: the session has ended.
+            UserError: the checkpoint may not be loaded.
+            TooMany: the user has too many models.
+            LedgerConflict: the number was used with another body.
+        """
+        session = self.session(user, fields.get("session_id", "str"))
+        number = fields.get("model_seq_id", "int")
+        model_id = f"{session.id}:train:{number}"
+        model = self.models.get(model_id)
+        if model is None:
+            mine = [each for each in self.models.values() if each.user_id == user.user_id and each.session_id]
+            if len(mine) >= MODELS_LIMIT:
+                raise TooMany(f"you have {MODELS_LIMIT} models, the limit; unload one or end its session")
+            check_optimizer(fields)
+            if kind == CREATE:
+                base_model = fields.get("base_model", "str")
+                lora = asdict(lora_of(fields, int.from_bytes(hashlib.sha256(model_id.encode()).digest()[:4], "big")))
+            else:
+                checkpoint = self.find_checkpoint(user.user_id, fields.get("path", "str"))
+                base_model, lora = checkpoint.base_model, checkpoint.lora
+                if fields.get("base_model", "str", base_model) != base_model:
+                    raise WireError(f"base_model: the checkpoint is of {base_model!r}")
+            self.check_base_model(base_model)
+            metadata = fields.get("user_metadata", "dict", None)
+            model = TinkerModel(model_id, user.user_id, session.id, base_model, lora, time.time(), metadata)
+            # In the table before the first await: a repetition finds it.
+            self.models[model_id] = model
+            await self._put(model)
+            self._start_model(model, [])
+        return await self.submit(user, kind, model_id, 0, body)
+
+    def check_base_model(self, name: str) -> None:
+        """Raise WireError if a base model is not served."""
+        if name not in self.plan.models:
+            raise WireError(f"base_model: {name!r} is not served here; expected one of {', '.join(self.plan.models)}")
+
+    def model(self, user: ServiceUser, model_id: str) -> TinkerModel:
+        """Return a model, whose session may have ended. Raises NotFound."""
+        model = self.models.get(model_id)
+        if model is None or model.user_id != user.user_id:
+            raise NotFound(f"you have no model {model_id!r:.100}")
+        return model
+
+    def shown_models(self) -> list[dict[str, Any]]:
+        """Return facts about the models whose sessions have not ended."""
+        return [
+            {
+                "model_id": model_id,
+                "user_id": run.model.user_id,
+                "base_model": run.model.base_model,
+                "rank": run.model.lora["rank"],
+                "requests": run.ledger.last + 1,
+                "executed": run.ledger.applied + 1,
+                "error": run.failure,
+            }
+            for model_id, run in self._runs.items()
+        ]
+
+    async def submit(
+        self, user: ServiceUser, kind: str, model_id: str, seq: int, body: bytes, *, has_effect: bool = True
+    ) -> str:
+        """Take a request of a model and return the id of its future.
+
+        Raises:
+            NotFound: there is no such model.
+            Expired: its session has ended.
+            LedgerConflict: the number was used with another body, or too many requests wait.
+        """
+        model, run = self.model(user, model_id), self._runs.get(model_id)
+        if run is None:
+            raise Expired(f"model {model_id} was unloaded, or its session has ended; its checkpoints can be loaded")
+        self.session(user, model.session_id)
+        request_id = f"{model_id}:{seq}"
+        digest = hashlib.sha256(kind.encode() + b"\0" + body).hexdigest()
+        if seq not in run.ledger.entries:
+            self._pending.setdefault(request_id, trio.Event())
+        try:
+            await run.receive(kind, seq, body, digest, has_effect)
+        except BaseException:
+            if seq not in run.ledger.entries:
+                self._pending.pop(request_id, None)
+            raise
+        return request_id
+
+    async def unload(self, model: TinkerModel) -> None:
+        """End a model; its checkpoints stay."""
+        run = self._runs.pop(model.id, None)
+        self.models[model.id] = evolve(model, session_id="")
+        await self._put(self.models[model.id])
+        if run is not None:
+            run.scope.cancel()
+            assert self._nursery is not None
+            self._nursery.start_soon(self._remove_adapter, model)
+
+    async def _remove_adapter(self, model: TinkerModel) -> None:
+        incarnation = 0
+        while True:
+            try:
+                incarnation, engine = await self._engine(model.base_model).up(incarnation)
+                await engine.remove_adapter(engine_name(model.id))
+            except ActorDied:
+                continue
+            except EngineFailed:
+                return  # with all that it had in memory
+            except FrayError as error:
+                log.warning("model %s is not removed from its engine: %s", model.id, error)
+            return
+
+    def _engine(self, base_model: str) -> BaseEngine:
+        engine = self._engines.get(base_model)
+        if engine is None or engine.failure:
+            engine = self._engines[base_model] = BaseEngine(base_model, self.plan)
+            assert self._nursery is not None
+            assert self._cluster is not None
+            self._nursery.start_soon(engine.run, self._cluster)
+        return engine
+
+    def _start_model(self, model: TinkerModel, entries: list[LedgerEntry]) -> None:
+        run = ModelRun(
+            model,
+            self._store,
+            entries,
+            self._engine(model.base_model),
+            lambda path: self.find_checkpoint(model.user_id, path),
+            lambda path: path in self.checkpoints,
+            self._saved,
+            lambda seq: self._answered(f"{model.id}:{seq}"),
+        )
+        self._runs[model.id] = run
+        for entry in entries:
+            if entry.answer is None:
+                self._pending[f"{model.id}:{entry.seq}"] = trio.Event()
+        assert self._nursery is not None
+        self._nursery.start_soon(run.run)
+
+    # Checkpoints ------------------------------------------------------------------------------------------------------
+
+    async def _saved(
+        self, run: ModelRun, fields: Fields, result: OperationResult, operation: AdapterOperation, seq: int
+    ) -> dict[str, Any]:
+        """Keep what an operation has saved; return the answer."""
+        model = run.model
+        is_training = isinstance(operation, SaveWeights)
+        number = None if is_training else fields.get("sampling_session_seq_id", "int", None)
+        if number is not None and fields.value.get("path") is None:
+            sampler_id = f"{model.session_id}:sample:{number}"
+            sampler = TinkerSampler(sampler_id, model.user_id, model.session_id, model.base_model, result.path)
+            await self._add_sampler(sampler)
+            return {"type": "save_weights_for_sampler", "sampling_session_id": sampler_id}
+        folder = "weights" if is_training else "sampler_weights"
+        name = result.path.rpartition("/")[2]
+        ttl = fields.get("ttl_seconds", "int", None)
+        now = time.time()
+        checkpoint = TinkerCheckpoint(
+            f"tinker://{model.id}/{folder}/{name}",
+            *(model.user_id, model.id, model.base_model, model.lora, result.path, result.size, now),
+            expires_at=None if ttl is None else now + ttl,
+            metadata=fields.get("user_metadata", "dict", None),
+        )
+        await self._put(checkpoint)
+        self.checkpoints[checkpoint.id] = checkpoint
+        return {"type": "save_weights" if is_training else "save_weights_for_sampler", "path": checkpoint.id}
+
+    def find_checkpoint(self, user_id: str, path: str) -> TinkerCheckpoint:
+        """Return a checkpoint that a user may load. Raises UserError."""
+        checkpoint = self.checkpoints.get(path)
+        if checkpoint is None or (checkpoint.user_id != user_id and not checkpoint.is_public):
+            raise UserError(f"path: there is no checkpoint {path!r:.200} that you may load")
+        return checkpoint
+
+    async def put_checkpoint(self, checkpoint: TinkerCheckpoint) -> None:
+        """Write a changed checkpoint."""
+        self.checkpoints[checkpoint.id] = checkpoint
+        await self._put(checkpoint)
+
+    async def delete_checkpoint(self, checkpoint: TinkerCheckpoint) -> None:
+        """Remove a checkpoint with its files, unless a sampler of a session that has not ended has them."""
+        self.checkpoints.pop(checkpoint.id, None)
+        await self._store.call(self._store.remove, checkpoint)
+        if any(sampler.weights == checkpoint.weights for sampler in self.samplers.values()):
+            return
+        engine = self._engines.get(checkpoint.base_model)
+        if engine is not None and engine.is_up:
+            try:
+                await (await engine.up())[1].remove_saved(checkpoint.weights)
+                return
+            except (ActorDied, EngineFailed):
+                pass  # it has nothing in memory any more, and the files are left
+        path = self.plan.directory_of(checkpoint.base_model) / checkpoint.weights
+        await trio.to_thread.run_sync(lambda: shutil.rmtree(path, ignore_errors=True))
+
+    # Samples ----------------------------------------------------------------------------------------------------------
+
+    async def create_sampler(self, user: ServiceUser, fields: Fields) -> TinkerSampler:
+        """Create a sampler of a base model or a checkpoint.
+
+        Raises:
+            WireError: there is neither, or the base model is not served.
+            Expired: the session has ended.
+            NotFound: it is another user's.
+            UserError: the checkpoint may not be used.
+        """
+        session = self.session(user, fields.get("session_id", "str"))
+        sampler_id = f"{session.id}:sample:{fields.get('sampling_session_seq_id', 'int')}"
+        if sampler_id not in self.samplers:
+            base_model, weights, path = self._weights_of(user, fields)
+            await self._add_sampler(TinkerSampler(sampler_id, user.user_id, session.id, base_model, weights, path))
+        return self.samplers[sampler_id]
+
+    def _weights_of(self, user: ServiceUser, fields: Fields) -> tuple[str, str | None, str | None]:
+        """Return base model, path for the engine and path for clients of the weights that a body asks for."""
+        path = fields.get("model_path", "str", None)
+        if path is not None:
+            checkpoint = self.find_checkpoint(user.user_id, path)
+            return checkpoint.base_model, checkpoint.weights, path
+        base_model = fields.get("base_model", "str")
+        self.check_base_model(base_model)
+        return base_model, None, None
+
+    async def _add_sampler(self, sampler: TinkerSampler) -> None:
+        self.samplers[sampler.id] = sampler
+        self._samples.setdefault(sampler.id, Ledger(first=0))
+        await self._put(sampler)
+
+    def sampler(self, user: ServiceUser, sampler_id: str) -> TinkerSampler:
+        """Return a sampler. Raises NotFound if there is none, or its session has ended."""
+        sampler = self.samplers.get(sampler_id)
+        if sampler is None or sampler.user_id != user.user_id:
+            raise NotFound(f"you have no sampler {sampler_id!r:.100}, or its session has ended")
+        return sampler
+
+    async def submit_sample(self, user: ServiceUser, fields: Fields, body: bytes) -> tuple[str, int]:
+        """Take a request for samples; return the id of its future and the number of samples.
+
+        Raises:
+            WireError: the request is wrong.
+            NotFound: there is no such sampler.
+            UserError: the checkpoint may not be used.
+            TooMany: too many requests of the user wait.
+            LedgerConflict: the number was used with another body.
+        """
+        wanted = sample_of(fields)
+        sampler = await self._sampler_of(user, fields, wanted)
+        ledger = self._samples[sampler.id]
+        seq = wanted.seq_id if wanted.sampling_session_id else ledger.last + 1
+        digest = hashlib.sha256(body).hexdigest()
+        if seq not in ledger.entries and self._waiting.get(user.user_id, 0) >= SAMPLES_LIMIT:
+            raise TooMany(f"{SAMPLES_LIMIT} requests for samples of yours wait, the limit of this service")
+        # The ledger of samples has no order: numbers of copies of a sampler begin at multiples of 10⁹.
+        known = ledger.entries.get(seq)
+        if known is None:
+            entry = ledger.entries[seq] = LedgerEntry(seq, "asample", digest, has_effect=False)
+            self._pending[f"{sampler.id}:{seq}"] = trio.Event()
+            with trio.CancelScope(shield=True):
+                await self._store.call(self._store.add, sampler.id, entry, body)
+            self._start_sample(sampler, seq)
+        elif known.digest != digest:
+            ledger.receive("asample", digest, seq=seq)
+        return f"{sampler.id}:{seq}", wanted.request.num_samples
+
+    async def _sampler_of(self, user: ServiceUser, fields: Fields, wanted: SampleBody) -> TinkerSampler:
+        if wanted.sampling_session_id:
+            sampler = self.sampler(user, wanted.sampling_session_id)
+            self.session(user, sampler.session_id)
+            return sampler
+        base_model, weights, path = self._weights_of(user, fields)
+        # Requests without a sampler have one for each of their weights, which does not end.
+        digest = hashlib.sha256(f"{user.user_id}/{base_model}/{weights}".encode()).hexdigest()[:16]
+        sampler_id = f"direct-{digest}:sample:0"
+        if sampler_id not in self.samplers:
+            await self._add_sampler(TinkerSampler(sampler_id, user.user_id, "", base_model, weights, path))
+        return self.samplers[sampler_id]
+
+    def _start_sample(self, sampler: TinkerSampler, seq: int) -> None:
+        assert self._nursery is not None
+        self._pending.setdefault(f"{sampler.id}:{seq}", trio.Event())
+        self._waiting[sampler.user_id] = self._waiting.get(sampler.user_id, 0) + 1
+        self._nursery.start_soon(self._sample, sampler, seq)
+
+    async def _sample(self, sampler: TinkerSampler, seq: int) -> None:
+        """Have one request answered; on another engine if the first is lost, with the same seed."""
+        store, request_id = self._store, f"{sampler.id}:{seq}"
+        try:
+            # The same after a restart, so that the answer does not depend on how often it is computed.
+            seed = int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:6], "big")
+            fields = Fields.of_body(await store.call(store.body, sampler.id, seq))
+            wanted = sample_of(fields, sampler.weights, seed)
+            incarnation = 0
+            while True:
+                try:
+                    incarnation, engine = await self._engine(sampler.base_model).up(incarnation)
+                    result = await engine.sample(sampler.user_id, wanted.request)
+                    answer = _samples_answer(result, wanted)
+                except ActorDied:
+                    continue
+                except EngineFailed as error:
+                    answer = failed(str(error), "server")
+                except (ValueError, FileNotFoundError, LookupError) as error:
+                    answer = failed(str(error))
+                except FrayError as error:
+                    answer = failed(str(error), "server")
+                break
+            with trio.CancelScope(shield=True):
+                await store.call(store.set_answer, sampler.id, seq, answer, False)
+            if (ledger := self._samples.get(sampler.id)) is not None:
+                ledger.entries[seq].answer = True
+        except LookupError:
+            log.info("request %s has gone with its session", request_id)
+        finally:
+            self._waiting[sampler.user_id] -= 1
+            self._answered(request_id)
+
+    # Futures ----------------------------------------------------------------------------------------------------------
+
+    async def answer(self, user: ServiceUser, request_id: str, wait_s: float) -> dict[str, Any]:
+        """Return the answer to a request, or one of the type ``try_again`` if there is none within ``wait_s`` seconds.
+
+        Raises:
+            NotFound: there is no such request.
+        """
+        owner, _, number = request_id.rpartition(":")
+        if not number.isdecimal():
+            raise NotFound(f"request_id: no request {request_id!r:.100}")
+        record = self.models.get(owner) or self.samplers.get(owner)
+        if record is None or record.user_id != user.user_id:
+            raise NotFound(f"request_id: no request {request_id!r:.100}, or its session has ended")
+        seq = int(number)
+        run = self._runs.get(owner)
+        if (event := self._pending.get(request_id)) is not None and not (run is not None and run.failure):
+            self._listening[record.session_id] += 1
+            try:
+                with trio.move_on_after(wait_s):
+                    await event.wait()
+            finally:
+                self._listening[record.session_id] -= 1
+        if record.session_id in self._seen:
+            self._seen[record.session_id] = trio.current_time()
+        try:
+            answer: dict[str, Any] | None = await self._store.call(self._store.answer, owner, seq)
+        except LookupError:
+            raise NotFound(f"request_id: no request {request_id!r:.100}") from None
+        if answer is not None:
+            return answer
+        run = self._runs.get(owner)
+        if run is not None and run.failure:
+            return failed(run.failure, "server")
+        if isinstance(record, TinkerModel) and run is None:
+            return failed(f"model {owner} was unloaded, or its session has ended, before this request was executed")
+        if run is not None:
+            state, reason = run.waits_because(seq)
+        elif self._engine(record.base_model).is_up:
+            state, reason = "active", f"{self._waiting.get(user.user_id, 0)} requests for samples of yours wait"
+        else:
+            state, reason = "paused_capacity", f"the engine of {record.base_model} is being started"
+        return {
+            "type": "try_again",
+            "request_id": request_id,
+            "queue_state": state,
+            "queue_state_reason": reason,
+        }
+
+    def _answered(self, request_id: str) -> None:
+        if (event := self._pending.pop(request_id, None)) is not None:
+            event.set()
+
+    async def _put(self, *records: Any) -> None:
+        with trio.CancelScope(shield=True):
+            await self._store.call(self._store.put, *records)
+
+
+def _samples_answer(result: Any, wanted: SampleBody) -> dict[str, Any]:
+    logprobs, topk = result.prompt_logprobs, result.topk_prompt_logprobs
+    if wanted.scored is not None:
+        logprobs, topk = (
+            None if rows is None else [None] * (len(rows) - wanted.scored) + list(rows[-wanted.scored :])
+            for rows in (logprobs, topk)
+        )
+    return {
+        "samples": [[each.tokens, each.logprobs, each.stop_reason] for each in result.sequences],
+        "prompt_logprobs": logprobs if wanted.request.prompt_logprobs else None,
+        "topk_prompt_logprobs": topk,
+    }
+
+
+def check_ttl(seconds: int | None) -> None:
+    """Check how long a checkpoint is kept. Raises WireError."""
+    if seconds is not None and not TTL_RANGE_S[0] <= seconds <= TTL_RANGE_S[1]:
+        raise WireError(f"ttl_seconds: {seconds}; expected {TTL_RANGE_S[0]} to {TTL_RANGE_S[1]}, or null: never")

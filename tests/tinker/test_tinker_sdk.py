@@ -1,0 +1,163 @@
+"""The Tinker SDK, unmodified, against a service with real processes, compared with a plain loop over `fray.rl`."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import fray
+from fray import rl, tinker
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+ROOT = Path(__file__).parents[2]
+MODEL = rl.TinyLlama(layers=2, width=32)
+TEXTS = ("407>407$", "123>123$", "9>9$")
+
+
+def sdk(version: str) -> Path:
+    python = ROOT / f".venv-tinker-{version}" / "bin" / "python"
+    if not python.is_file():
+        pytest.skip(f"no environment with the SDK: tools/venv tinker-{version} makes it")
+    return python
+
+
+async def run_script(python: Path, url: str, key: str, script: str = "sdk_script.py") -> dict[str, Any]:
+    command = [str(python), str(Path(__file__).with_name(script)), url, key]
+    run = functools.partial(trio.run_process, capture_stdout=True, stderr=subprocess.STDOUT, check=False)
+    done = await run(command, env={**os.environ, "TINKER_TELEMETRY": "0"})
+    assert done.returncode == 0, done.stdout.decode()[-4_000:]
+    found: dict[str, Any] = json.loads(done.stdout.decode().splitlines()[-1])
+    return found
+
+
+def reference(steps: int, lora: rl.LoRA) -> tuple[list[float], list[float], list[list[float]], list[list[float]]]:
+    """Train in one plain process: losses, norms, then logprobs after training, and those of the base model."""
+    from fray.rl.tensors.adapter_trainer import AdapterTrainer, finished
+    from fray.rl.tensors.language_model import load_model
+    from fray.rl.train.datums import AdamParams, Datum, ServiceLoss
+
+    trainer = AdapterTrainer(load_model(MODEL))
+    trainer.create("it", lora)
+    ids = [MODEL.tokenizer.encode(text) for text in TEXTS]
+    data = [Datum(tokens[:-1], tokens[1:], {"weights": [1.0] * (len(tokens) - 1)}) for tokens in ids]
+    loss, losses, norms = ServiceLoss("cross_entropy"), [], []
+    for _ in range(steps):
+        losses.append(finished(trainer.forward("it", data, loss, backward=True)).loss)
+        norms.append(trainer.step("it", AdamParams(learning_rate=1e-2))["grad_norm"])
+    after, base = (finished(trainer.forward(name, data, loss)).logprobs for name in ("it", None))
+    return losses, norms, [list(map(float, row)) for row in after], [list(map(float, row)) for row in base]
+
+
+def close(found: Sequence[float], expected: Sequence[float], tolerance: float = 1e-5) -> None:
+    assert list(found) == pytest.approx(list(expected), abs=tolerance)
+
+
+@pytest.mark.within(120)
+@pytest.mark.parametrize("version", ["0.25", "0.38"])
+async def test_the_sdk_trains_samples_saves_and_loads(version: str, tmp_path: Path) -> None:
+    python = sdk(version)
+    async with fray.open_cluster("machine?nodes=1&cpu=4", logs=False) as cluster:
+        serving = tinker.serve(models=[MODEL], threads=1, directory=tmp_path, cluster=cluster, auth=True)
+        async with serving as service:
+            key = (await service.create_key("ada")).replace("otk_", "tml-")
+            found = await run_script(python, service.url, key)
+    assert found["version"].startswith(version)
+    assert (found["models"], found["info"]) == (["tiny"], ["tiny", True, 8])
+
+    losses, norms, after, base = reference(4, rl.LoRA(8, seed=3))
+    close([each["loss"] for each in found["training"]], losses)
+    close(found["norms"], norms, 1e-3)
+    for row, expected in zip(found["forward"]["logprobs"], after, strict=True):
+        close(row, expected)
+    for output in [*found["training"], found["forward"]]:
+        for row, values in zip(output["losses"], output["logprobs"], strict=True):
+            close(row, [-value for value in values])
+    close(found["second"], reference(4, rl.LoRA(4, seed=5, mlp=False))[0])
+
+    # With logprobs of -1 and advantages of .5 of the sampler.
+    for row, values in zip(
+        found["importance_sampling"]["losses"], found["importance_sampling"]["logprobs"], strict=True
+    ):
+        close(row, [-0.5 * math.exp(value + 1) for value in values])
+    for row, values in zip(found["ppo"]["losses"], found["ppo"]["logprobs"], strict=True):
+        close(row, [-0.5 * min(math.exp(value + 1), 1.1) for value in values])
+
+    # Trainer and sampler agree, and the sampler keeps its weights.
+    before, later = found["logprobs"]
+    assert before == later
+    assert before[0] is None
+    close(before[1:], after[0][:3], 1e-4)
+    close(found["base"][1:], base[0][:3], 1e-4)
+    first, again = found["samples"]
+    assert first == again
+    assert len({tuple(tokens) for tokens in first}) > 1
+    assert [len(row) for row in found["sample_logprobs"]] == [len(tokens) for tokens in first]
+    assert found["greedy"][0][-1] == 0
+    assert found["greedy"][1] == "stop"
+    close(found["prompt_logprobs"][1:], before[1:])
+    assert [row if row is None else len(row) for row in found["topk"]] == [None, 2, 2, 2]
+
+    # Loaded states continue.
+    continued, stopped = found["with_optimizer"], found["without_optimizer"]
+    assert continued[0] == stopped[0] == found["importance_sampling"]
+    close([continued[1]["loss"]], [found["never_stopped"]["loss"]], 1e-6)
+    assert abs(stopped[1]["loss"] - found["never_stopped"]["loss"]) > 1e-3, "Adam has forgotten its means"
+    close(found["named"][1][1:], found["never_stopped"]["logprobs"][0][:3], 1e-4)
+
+    assert found["checkpoints"] == sorted([found["named"][0], found["state"]])
+    assert (found["run"], found["runs"], found["weights_info"]) == (8, 4, 8)
+    assert found["published"] == [True, True]
+    assert found["left"] == [found["state"]]
+    assert (found["sessions"], found["session_runs"]) == (1, 4)
+    assert "exists; with overwrite=True it is replaced" in found["again"]
+    token, column, model, path = found["errors"]
+    assert "data[1]: token 99 at position 2 of target_tokens is outside the vocabulary" in token
+    assert "data[0]: loss 'importance_sampling' needs logprobs; it has weights" in column
+    assert "base_model: 'absent' is not served here; expected one of tiny" in model
+    assert "there is no checkpoint 'tinker://a/weights/b'" in path
+    assert found["after_errors"] < found["second"][-1], "a request that fails ends nothing"
+
+
+@pytest.mark.within(170)
+async def test_kills_of_engine_and_service_change_no_result(tmp_path: Path) -> None:
+    python = sdk("0.38")
+    result: dict[str, Any] = {}
+    async with (
+        fray.open_cluster("machine?nodes=1&cpu=4", logs=False) as cluster,
+        tinker.serve(models=[MODEL], threads=1, directory=tmp_path, cluster=cluster) as service,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def run() -> None:
+            result.update(await run_script(python, service.url, "tml-any", "sdk_steps.py"))
+
+        async def executed(count: int) -> None:
+            while True:
+                models = (await service.status())["models"]
+                if models and models[0]["executed"] >= count:
+                    return
+                await trio.sleep(0.01)
+
+        async def kill(prefix: str) -> None:
+            jobs = [job for job in await cluster.list_jobs() if job.name.startswith(prefix) and job.attempts]
+            os.kill(jobs[0].attempts[-1].pid, signal.SIGKILL)
+
+        nursery.start_soon(run)
+        await executed(6)
+        await kill("tinker-engine")
+        await executed(14)
+        assert not result, "the client has not ended yet"
+        await kill("tinker-service")
+    close(result["losses"], reference(40, rl.LoRA(8, seed=3))[0])
