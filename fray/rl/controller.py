@@ -111,6 +111,8 @@ class RunController:
         self._server_scopes: dict[str, trio.CancelScope] = {}
         self._target: VersionName | None = None
         """Version that the servers shall have."""
+        self._sync_began, self._sync_s = 0.0, 0.0
+        """Time at which the target became this, and seconds of the syncs that ended since the last update."""
         self._weights = KeptWeights()
         """Weights of the target, if there are any yet, and of the newest version."""
         self._line = 0
@@ -279,6 +281,7 @@ class RunController:
                 # Before the next update changes them.
                 if is_due:
                     await self._publish(trainer, version, target)
+            step.metrics["sync_pause_s"], self._sync_s = self._sync_s, 0.0
             # Before it is saved: a run that continues from there does not report this update again.
             self._report(step, await self._ask("status"))
             if not step.skipped and step.number % parts.save_every == 0:
@@ -342,6 +345,7 @@ class RunController:
         known: VersionName | None = None
         while True:
             known = self._target = await self._ask("wait_for_target", known)
+            self._sync_began = trio.current_time()
             if self._parts.weight_sync is WeightSync.NONE:
                 self._target = MODEL_VERSION
                 await self._ask("finish_sync", known)
@@ -356,6 +360,9 @@ class RunController:
                 await self._changed.wait()
                 continue
             await self._ask("finish_sync", version)
+            # That of the first version would be the start of the servers.
+            if version != MODEL_VERSION:
+                self._sync_s += trio.current_time() - self._sync_began
             self._fleet.end_transfer(version)
             reported = version
 

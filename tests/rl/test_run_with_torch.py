@@ -125,6 +125,10 @@ def test_a_run_learns_and_every_sample_is_accounted_for(sync: str) -> None:
     rewards = [step["reward_mean"] for step in result.steps]
     assert [step["step"] for step in result.steps] == list(range(1, 13))
     assert sum(rewards[-3:]) > sum(rewards[:3])
+    # Each version is sent after the line of its update was written.
+    pauses = [step["sync_pause_s"] for step in result.steps]
+    assert pauses[0] == 0
+    assert sync != "sync" or min(pauses[1:]) > 0
     status = result.status
     assert status is not None
     assert status.trained == 12 * 32
