@@ -162,6 +162,8 @@ BODY = {"prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2]}]}, "sam
         ({"sampling_params": {"stop": ["a", 1]}}, "stop has texts and ids"),
         ({"prompt_alt_tokens_k": 2}, "prompt_alt_tokens_k: not supported by this service; expected 0"),
         ({"prompt_logprobs_last_n": 2}, "prompt_logprobs_last_n: 2 of a prompt of 2 tokens"),
+        ({"seq_id": -1}, "seq_id: -1; expected an integer of at least 0"),
+        ({"seq_id": 2**63}, "seq_id: 9223372036854775808 is beyond 64 bits"),
         ({"num_samples": True}, "num_samples: True; expected an integer"),
     ],
 )

@@ -253,6 +253,8 @@ class TinkerRuns:
         await self._put(self.models[model.id])
         if run is not None:
             run.scope.cancel()
+            # Its answers stay; nothing is executed again.
+            await self._store.call(self._store.forget_bodies, model.id, run.ledger.last)
             assert self._nursery is not None
             self._nursery.start_soon(self._remove_adapter, model)
 

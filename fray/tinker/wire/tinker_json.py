@@ -12,6 +12,7 @@ from fray.rl.train.lora import LoRA
 from fray.tinker.core.sampling_requests import SampleRequest
 from fray.tinker.wire.tinker_proto import WireError
 
+NUMBER_LIMIT = 2**63 - 1
 _MISSING: Any = object()
 _KINDS: dict[str, tuple[Any, str]] = {
     "str": (str, "a string"),
@@ -51,7 +52,7 @@ class Fields:
         """Return a field; null counts as missing.
 
         Raises:
-            WireError: it is missing and has no default, or it is of another kind.
+            WireError: it is missing and has no default, or it is of another kind, or too large.
         """
         value = self.value.get(name)
         if value is None:
@@ -61,6 +62,8 @@ class Fields:
         types, expected = _KINDS[kind]
         if not isinstance(value, types) or (isinstance(value, bool) and kind != "bool"):
             raise WireError(f"{self._place}{name}: {value!r:.100}; expected {expected}")
+        if kind == "int" and abs(value) > NUMBER_LIMIT:
+            raise WireError(f"{self._place}{name}: {value!r:.50} is beyond 64 bits")
         return value
 
     def inside(self, name: str) -> Fields:
@@ -159,6 +162,9 @@ def sample_of(fields: Fields, weights: str | None = None, seed: int | None = Non
     scored = fields.get("prompt_logprobs_last_n", "int", None)
     if scored is not None and not 1 <= scored < max(len(tokens), 2):
         raise WireError(f"prompt_logprobs_last_n: {scored} of a prompt of {len(tokens)} tokens; expected 1 to one less")
+    seq_id = fields.get("seq_id", "int", 0)
+    if seq_id < 0:
+        raise WireError(f"seq_id: {seq_id}; expected an integer of at least 0")
     try:
         request = SampleRequest(
             prompt=tokens,
@@ -178,7 +184,7 @@ def sample_of(fields: Fields, weights: str | None = None, seed: int | None = Non
     return SampleBody(
         request,
         fields.get("sampling_session_id", "str", ""),
-        fields.get("seq_id", "int", 0),
+        seq_id,
         fields.get("base_model", "str", ""),
         fields.get("model_path", "str", ""),
         scored,
