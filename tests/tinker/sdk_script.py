@@ -1,6 +1,6 @@
 """Uses a service through the Tinker SDK, of whatever version its environment has; prints what it got as JSON.
 
-It runs in an environment of its own: Fray is not in it. Arguments: the address of the service.
+It runs in an environment of its own. Arguments: the address of the service, the key, and the directory that has torch.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
+
+# Torch is that of the tests; everything else is of this environment.
+sys.path += sys.argv[3:]
 
 import tinker
 from tinker import types
@@ -146,6 +149,14 @@ def main(url: str, key: str) -> None:
     sessions = rest.list_sessions().result().sessions
     found["sessions"] = len(sessions)
     found["session_runs"] = len(rest.get_session(run_id.partition(":")[0]).result().training_run_ids)
+
+    # A loss that is computed here, where torch is.
+    custom = made(service.create_lora_training_client(base_model="tiny", rank=8, seed=3))
+    found["custom"] = []
+    for _ in range(2):
+        result = made(custom.forward_backward_custom(data, lambda data, rows: (-sum(row.sum() for row in rows), {})))
+        custom.optim_step(adam).result()
+        found["custom"].append(result.metrics["loss:sum"])
 
     # Mistakes.
     wrong = types.Datum(model_input=types.ModelInput.from_ints([1, 2, 3]), loss_fn_inputs={"target_tokens": [1, 2, 99]})

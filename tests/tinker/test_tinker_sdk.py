@@ -18,7 +18,7 @@ import trio
 import fray
 from fray import rl, tinker
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +34,7 @@ def sdk(version: str) -> Path:
 
 
 async def run_script(python: Path, url: str, key: str, script: str = "sdk_script.py") -> dict[str, Any]:
-    command = [str(python), str(Path(__file__).with_name(script)), url, key]
+    command = [str(python), str(Path(__file__).with_name(script)), url, key, str(Path(torch.__file__).parents[1])]
     run = functools.partial(trio.run_process, capture_stdout=True, stderr=subprocess.STDOUT, check=False)
     done = await run(command, env={**os.environ, "TINKER_TELEMETRY": "0"})
     assert done.returncode == 0, done.stdout.decode()[-4_000:]
@@ -85,6 +85,8 @@ async def test_the_sdk_trains_samples_saves_and_loads(version: str, tmp_path: Pa
         for row, values in zip(output["losses"], output["logprobs"], strict=True):
             close(row, [-value for value in values])
     close(found["second"], reference(4, rl.LoRA(4, seed=5, mlp=False))[0])
+
+    close(found["custom"], losses[:2])
 
     # With logprobs of -1 and advantages of .5 of the sampler.
     for row, values in zip(
