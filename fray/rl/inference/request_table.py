@@ -41,6 +41,7 @@ class OpenRequest:
         error: why it failed.
         ended: set at the end.
         news: set when there is something to read.
+        batches: those that it is in.
     """
 
     request: GenerateRequest
@@ -51,6 +52,7 @@ class OpenRequest:
     error: Exception | None = None
     ended: trio.Event = field(factory=trio.Event)
     news: trio.Event = field(factory=trio.Event)
+    batches: list[RequestBatch] = field(factory=list)
 
     def result(self) -> list[Completion]:
         """Return the completions by index; raises the error if it failed."""
@@ -62,6 +64,56 @@ class OpenRequest:
         self.error = error
         self.ended.set()
         self.news.set()
+        batches, self.batches = self.batches, []
+        for batch in batches:
+            batch.note_end(self)
+
+
+@define(eq=False)
+class RequestBatch:
+    """Requests that one caller sent together, and takes the answers of as they end.
+
+    Attributes:
+        entries: those whose answers were not taken, by id.
+        ended: ids of those of them that have ended.
+        news: set when one has ended, or was withdrawn.
+    """
+
+    entries: dict[str, OpenRequest] = field(factory=dict)
+    ended: list[str] = field(factory=list)
+    news: trio.Event = field(factory=trio.Event)
+
+    def add(self, entry: OpenRequest) -> None:
+        """Add a request that was attached to."""
+        self.entries[entry.request.request_id] = entry
+        if entry.ended.is_set():
+            self.note_end(entry)
+        else:
+            entry.batches.append(self)
+
+    def note_end(self, entry: OpenRequest) -> None:
+        """Note that a request has ended."""
+        if entry.request.request_id in self.entries:
+            self.ended.append(entry.request.request_id)
+            self.news.set()
+
+    def take(self, token_limit: int) -> list[OpenRequest]:
+        """Return requests that have ended: at least one if there is any, then up to so many tokens of answers."""
+        taken, tokens = list[OpenRequest](), 0
+        while self.ended and tokens < token_limit:
+            entry = self.entries.pop(self.ended.pop())
+            taken.append(entry)
+            tokens += sum(len(each.token_ids) for each in entry.completions.values())
+        if not self.ended:
+            self.news = trio.Event()
+        return taken
+
+    def remove(self, name: str) -> OpenRequest | None:
+        """Remove a request whose answer the caller does not want; return it, if it was not taken."""
+        if name in self.ended:
+            self.ended.remove(name)
+        self.news.set()
+        return self.entries.pop(name, None)
 
 
 class RequestTable:

@@ -24,13 +24,15 @@ from fray.rl.inference.decoding import (
     WeightUpdate,
     checked_mode,
 )
-from fray.rl.inference.decoding_thread import DecodingThread
+from fray.rl.inference.decoding_thread import Command, DecodingThread
 from fray.rl.inference.http_settings import HttpPort
-from fray.rl.inference.request_table import OpenRequest, RequestTable
+from fray.rl.inference.request_table import OpenRequest, RequestBatch, RequestTable, ServerBusy
 from fray.rl.inference.requests import Completion, GenerateRequest, TokenEvent
 
 RATE_WINDOW_S = 10.0
 """Seconds over which tokens per second and the busy share are counted."""
+ANSWER_TOKENS = 1 << 17
+"""Tokens of answers that are sent in one message, if it has several answers."""
 END_S = 4.0
 """Seconds that the thread has to finish its step when the actor ends."""
 
@@ -40,6 +42,11 @@ log = logging.getLogger("fray.rl.inference")
 def _resume(decoder: Decoder, done: Done) -> None:
     decoder.resume()
     done(None)
+
+
+def _do_all(commands: Sequence[Command], decoder: Decoder) -> None:
+    for command in commands:
+        command(decoder)
 
 
 class InferenceServer:
@@ -63,9 +70,12 @@ class InferenceServer:
             pass
         self._thread = DecodingThread(make_engine, name, self._take, self._end)
         self._requests = RequestTable(
-            lambda request, stream: self._thread.send(lambda decoder: decoder.add(request, stream)),
+            lambda request, stream: self._send(lambda decoder: decoder.add(request, stream)),
             lambda name: self._thread.send(lambda decoder: decoder.cancel(name)),
         )
+        self._batches: dict[str, RequestBatch] = {}
+        self._held: list[Command] | None = None
+        """Commands that are sent to the thread together; None: each at once."""
         self._waits: set[trio.Event] = set()
         """Events of commands that the thread has not done yet."""
         self._tokens = 0
@@ -107,6 +117,45 @@ class InferenceServer:
             return results
         finally:
             for entry in entries:
+                self._requests.detach(entry)
+
+    async def generate_each(
+        self, batch: str, requests: Sequence[GenerateRequest]
+    ) -> AsyncIterator[list[tuple[str, list[Completion] | Exception]]]:
+        """Generate the completions of many requests, of each as soon as it has ended; closing it cancels the others.
+
+        A caller with many requests has one message in each direction for those that begin, or end, together.
+
+        Args:
+            batch: name of the requests together, for `withdraw`.
+
+        Yields:
+            Ids of requests that have ended, with their completions by index, or the error (ValueError, ServerBusy or
+            ActorFailed, as of `generate`).
+
+        Raises:
+            ActorFailed: the engine had failed before.
+        """
+        self._check()
+        own = self._batches[batch] = RequestBatch()
+        try:
+            if refused := self._attach_all(own, requests):
+                yield refused
+            while own.entries:
+                await own.news.wait()
+                if ended := own.take(ANSWER_TOKENS):
+                    yield [(entry.request.request_id, entry.error or entry.result()) for entry in ended]
+        finally:
+            del self._batches[batch]
+            for entry in own.entries.values():
+                self._requests.detach(entry)
+
+    async def withdraw(self, batch: str, names: Sequence[str]) -> None:
+        """Cancel requests of a `generate_each` that continues; those that have ended are left out."""
+        own = self._batches.get(batch)
+        for name in names if own is not None else ():
+            assert own is not None
+            if (entry := own.remove(name)) is not None:
                 self._requests.detach(entry)
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[TokenEvent | Completion]:
@@ -254,6 +303,30 @@ class InferenceServer:
         await self.aclose()
 
     # Inside ----------------------------------------------------------------------------------------------------------
+
+    def _attach_all(
+        self, batch: RequestBatch, requests: Sequence[GenerateRequest]
+    ) -> list[tuple[str, list[Completion] | Exception]]:
+        """Begin requests in one decoding step; return those that are refused, with their errors."""
+        refused: list[tuple[str, list[Completion] | Exception]] = []
+        # One by one, the thread would decode the first alone while the others are sent.
+        held = self._held = list[Command]()
+        try:
+            for request in requests:
+                try:
+                    batch.add(self._requests.attach(request))
+                except (ValueError, ServerBusy) as error:
+                    refused.append((request.request_id, error))
+        finally:
+            self._held = None
+            self._thread.send(lambda decoder: _do_all(held, decoder))
+        return refused
+
+    def _send(self, command: Command) -> None:
+        if self._held is None:
+            self._thread.send(command)
+        else:
+            self._held.append(command)
 
     def _check(self) -> None:
         if self._failure is not None:

@@ -18,6 +18,7 @@ from fray.rl.inference.client import LLM, ModelReply
 from fray.rl.inference.requests import Completion, GenerateRequest
 from fray.rl.messages import SampleResult, ServerRoute, TaskGrant, TaskResult, repeatable
 from fray.rl.model_spec import ModelSpec, model_name
+from fray.rl.rollout.request_batches import RequestBatches
 from fray.rl.rollout.scores import AttemptEnded, MadeTrajectories, Score, finite_scores, scores_of, trajectories_of
 from fray.rl.rollout.server_choice import ServerChoice
 from fray.rl.tokenizers import load_tokenizer
@@ -56,7 +57,6 @@ class RolloutProcess:
     def __init__(self, plan: EpisodePlan, coordinator: ActorHandle) -> None:
         self._plan, self._coordinator = plan, coordinator
         self._tokenizer = load_tokenizer(plan.model)
-        self._servers = ServerChoice(_generate, _max_length)
         self._idle = plan.workers
         self._freed = trio.Event()
         self._results: list[TaskResult] = []
@@ -68,6 +68,7 @@ class RolloutProcess:
     async def run(self) -> None:
         """Roll out episodes until there are no tasks; what is unfinished then is cancelled."""
         async with trio.open_nursery() as nursery:
+            self._servers = ServerChoice(RequestBatches(nursery).generate, _max_length)
             self._gateway = AgentGateway(nursery, model_name(self._plan.model), self._servers.max_length)
             nursery.start_soon(self._follow_routes)
             nursery.start_soon(self._deliver)
@@ -153,19 +154,6 @@ class _Requests:
             digest = sha256(f"{self._plan.seed}/{name}".encode()).digest()
             request = evolve(request, sampling=evolve(request.sampling, seed=int.from_bytes(digest[:6], "big")))
         return await self._servers.send(evolve(request, request_id=f"{self._grant.lease}/{name}"))
-
-
-async def _generate(route: ServerRoute, request: GenerateRequest) -> list[Completion]:
-    call = route.handle.generate.start(request)
-    done = trio.Event()
-    call.add_done_callback(lambda _: done.set())
-    try:
-        await done.wait()
-    finally:
-        # Without waiting for the server to confirm it, as awaiting the call would: a frozen one never does.
-        call.cancel()
-    completions: list[Completion] = call.result()
-    return completions
 
 
 async def _max_length(route: ServerRoute) -> int:

@@ -129,6 +129,67 @@ async def test_requests_above_the_limit_are_refused(monkeypatch: pytest.MonkeyPa
         assert texts(await server.generate(request("e"))) == ["3456$"]
 
 
+# Batches: answers as they end ----------------------------------------------------------------------------------------
+
+
+async def test_a_batch_is_answered_request_by_request_as_they_end() -> None:
+    async with open_server(gate=threading.Semaphore(0)) as (server, engine):
+        requests = [request("long", max_tokens=4), request("short", max_tokens=1), request("no", "1" * 80)]
+        async with aclosing(server.generate_each("batch", requests)) as answers:
+            engine.gate.release(1)  # type: ignore[union-attr]
+            (refused, error), (first, short) = sorted(await anext(answers), key=lambda each: each[0])
+            assert (refused, first) == ("no", "short")
+            assert isinstance(error, ValueError)
+            assert "the prompt has 80 tokens" in str(error)
+            assert isinstance(short, list)
+            assert texts(short) == ["3"]
+            engine.gate.release(1_000)  # type: ignore[union-attr]
+            ((last, answer),) = await anext(answers)
+            assert last == "long"
+            assert isinstance(answer, list)
+            assert texts(answer) == ["3456"]
+            assert [few async for few in answers] == []
+
+
+async def test_a_withdrawn_request_of_a_batch_ends_in_the_engine_and_the_others_continue() -> None:
+    async with open_server(gate=threading.Semaphore(0)) as (server, engine):
+        async with aclosing(server.generate_each("batch", [request("a"), request("b")])) as answers:
+            found: list[Any] = []
+
+            async def take() -> None:
+                found.extend([few async for few in answers])
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(take)
+                await trio.testing.wait_all_tasks_blocked()
+                await server.withdraw("batch", ["a", "unknown"])
+                await server.withdraw("other", ["b"])
+                engine.gate.release(1_000)  # type: ignore[union-attr]
+        ((name, answer),) = [each for few in found for each in few]
+        assert name == "b"
+        assert texts(answer) == ["3456$"]
+        assert engine.cancelled == ["a"]
+
+
+async def test_closing_a_batch_cancels_what_is_not_answered() -> None:
+    async with open_server(gate=threading.Semaphore(0)) as (server, engine):
+        async with aclosing(server.generate_each("batch", [request("a", max_tokens=1), request("b")])) as answers:
+            engine.gate.release(1)  # type: ignore[union-attr]
+            assert [name for name, _ in await anext(answers)] == ["a"]
+        engine.gate.release(1_000)  # type: ignore[union-attr]
+        await until(lambda: engine.cancelled == ["b"])
+
+
+async def test_a_repetition_in_a_batch_gets_the_answer_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fray.rl.inference.server.ANSWER_TOKENS", 1)
+    async with open_server() as (server, engine):
+        await server.generate(request("a"))
+        found = [few async for few in server.generate_each("batch", [request("a"), request("b")])]
+        assert sorted(name for few in found for name, _ in few) == ["a", "b"]
+        assert [len(few) for few in found] == [1, 1]
+        assert engine.added == ["a", "b"]
+
+
 # Streams -------------------------------------------------------------------------------------------------------------
 
 
