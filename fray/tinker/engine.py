@@ -9,6 +9,7 @@ from typing import Any
 import trio
 
 from fray.rl.model_spec import ModelSpec
+from fray.tinker.core.limits import UserLimits
 from fray.tinker.training_runner import EngineAnswer, TrainingRunner
 
 
@@ -20,10 +21,16 @@ class TrainingEngine:
         config: of the job.
         directory: of the job.
         threads: of the computation; None: as many as torch takes.
+        limits: of the user.
     """
 
     def __init__(
-        self, models: Mapping[str, ModelSpec], config: dict[str, Any], directory: Path, threads: int | None
+        self,
+        models: Mapping[str, ModelSpec],
+        config: dict[str, Any],
+        directory: Path,
+        threads: int | None,
+        limits: UserLimits,
     ) -> None:
         # Torch is loaded here, in the engine's process.
         from fray.rl.tensors.language_model import hide_progress, set_threads
@@ -31,7 +38,7 @@ class TrainingEngine:
         hide_progress()
         if threads is not None:
             set_threads(threads)
-        self._runner = TrainingRunner(models, config, directory)
+        self._runner = TrainingRunner(models, config, directory, limits)
 
     async def begin(self) -> int:
         """Load the newest snapshot; return the number of the request up to which it has everything, 0 without one."""

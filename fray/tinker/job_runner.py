@@ -17,7 +17,8 @@ from fray.errors import ActorDied, FrayError
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig
 from fray.rl.model_spec import ModelSpec
-from fray.tinker.core.ledger import Ledger, LedgerEntry, Receipt
+from fray.tinker.core.ledger import Ledger, LedgerEntry, LedgerFull, Receipt
+from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits, limit_text
 from fray.tinker.core.training_session import EFFECTS
 from fray.tinker.engine import TrainingEngine
 from fray.tinker.store import ServiceJob, ServiceStore
@@ -39,6 +40,7 @@ class EnginePlan:
     """Directory of the jobs, which the machines of the engines share with the service."""
     threads: int | None = None
     resources: ResourceConfig | None = None
+    limits: UserLimits = DEFAULT_LIMITS
 
 
 class StoreAccess:
@@ -68,6 +70,7 @@ class JobRunner:
         on_start: called when its engine is ready for the first time.
         on_failure: called with the reason for which it cannot run.
         on_use: called with the tokens and seconds of each request that was executed.
+        room: returns how many requests its user may add.
     """
 
     def __init__(
@@ -79,10 +82,14 @@ class JobRunner:
         on_start: Callable[[], Awaitable[None]],
         on_failure: Callable[[str], Awaitable[None]],
         on_use: Callable[[int, float], None],
+        room: Callable[[], int],
     ) -> None:
         self.job_id, self._job, self._plan, self._store = job.job_id, job, plan, store
         self.ledger = Ledger(entries)
         self._on_start, self._on_failure, self._on_use = on_start, on_failure, on_use
+        self._room = room
+        self.seen_at = trio.current_time()
+        """Time of its client's last request, or of the last answer to one."""
         self._begun_at: float | None = None
         """Time at which the engine was given the request that it executes."""
         self.starts = 0
@@ -106,12 +113,19 @@ class JobRunner:
         """Take a request and return its number, once it is on disk.
 
         Raises:
+            LedgerFull: requests of its user that are not executed have reached their limit.
             LedgerConflict: its id was used with another body, or too many requests wait.
         """
         digest = hashlib.sha256(kind.encode() + b"\0" + body).hexdigest()
         # One at a time: a request is executed when it is on disk, and in the order in which they were numbered.
         async with self._receiving:
-            receipt: Receipt = self.ledger.receive(kind, digest, request_id=request_id, has_effect=EFFECTS[kind])
+            try:
+                receipt: Receipt = self.ledger.receive(
+                    kind, digest, request_id=request_id, has_effect=EFFECTS[kind], room=self._room()
+                )
+            except LedgerFull:
+                limit = self._plan.limits.queued_requests
+                raise LedgerFull(limit_text("too many requests wait", "queued_requests", limit)) from None
             entry = self.ledger.entries[receipt.seq]
             entry.listeners += 1
             if receipt.is_new:
@@ -130,10 +144,19 @@ class JobRunner:
             await self._changed.wait()
         return entry.answer["http"], entry.answer["body"]
 
+    @property
+    def unfinished(self) -> int:
+        """Requests that are not executed yet."""
+        return self.ledger.last - self.ledger.applied
+
+    def see_client(self) -> None:
+        """Note that its client exists."""
+        self.seen_at = trio.current_time()
+
     def activity(self) -> str:
         """Return what its engine does, or waits for, in words."""
         restarts = f"; its engine was restarted {self.starts - 1} times" if self.starts > 1 else ""
-        waiting = self.ledger.last - self.ledger.applied
+        waiting = self.unfinished
         if self._begun_at is None:
             doing = "waits for its client's next request" if not waiting else f"{waiting} requests wait for its engine"
             return f"{doing}; {self.ledger.applied} executed{restarts}"
@@ -146,6 +169,7 @@ class JobRunner:
         """Note that a connection that waited for an answer has it, or has ended."""
         entry = self.ledger.entries[seq]
         entry.listeners -= 1
+        self.see_client()
         if was_sent and not entry.was_sent:
             entry.was_sent = True
             await self._store.call(self._store.store.set_sent, self.job_id, seq)
@@ -186,6 +210,7 @@ class JobRunner:
                         self._job.config,
                         self._plan.directory / self.job_id,
                         self._plan.threads,
+                        self._plan.limits,
                         name=f"tinker-{self.job_id}",
                         resources=self._plan.resources,
                         actor_config=ActorConfig(
@@ -241,6 +266,8 @@ class JobRunner:
                         await self._store.call(
                             store.add_checkpoint, self.job_id, answer.checkpoint, answer.global_steps
                         )
+            # A client that reads no answer for long is not gone before it.
+            self.see_client()
             if self.ledger.finish(seq, result):
                 if answer.is_failure:
                     entry.has_effect = False

@@ -6,6 +6,7 @@ When its process is killed it is started again, at the same port, with the jobs 
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -25,13 +26,14 @@ from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig
 from fray.rl.model_spec import ModelSpec, TinyLlama
 from fray.tinker.api_store import TinkerStore
+from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits
 from fray.tinker.job_runner import EnginePlan
 from fray.tinker.opentinker.answers import Unprocessable, refuse, refuse_body
 from fray.tinker.opentinker.scheduler_routes import scheduler_routes
 from fray.tinker.opentinker.training_routes import training_routes
 from fray.tinker.operations.operator_file import OperatorAccess, write_operator_file
 from fray.tinker.operations.routes import operator_routes
-from fray.tinker.service_jobs import JobLimits, JobRefused, ServiceJobs
+from fray.tinker.service_jobs import CLIENT_GRACE_S, JobLimits, JobRefused, ServiceJobs
 from fray.tinker.store import ServiceStore
 from fray.tinker.tinker_api.base_engine import AdapterPlan
 from fray.tinker.tinker_api.routes import tinker_routes
@@ -56,6 +58,7 @@ class ServiceSettings:
         threads: of each engine's computation.
         resources: that each engine reserves.
         session_s: seconds without a heartbeat after which a session of the Tinker API ends.
+        tls: files with the certificate and its key; None: HTTP without TLS.
     """
 
     directory: Path
@@ -66,6 +69,7 @@ class ServiceSettings:
     threads: int | None
     resources: ResourceConfig | None
     session_s: float
+    tls: tuple[Path, Path] | None = None
 
 
 class TrainingService:
@@ -78,7 +82,9 @@ class TrainingService:
     def __init__(self, settings: ServiceSettings) -> None:
         self._settings = settings
         self._store = ServiceStore(settings.directory)
-        plan = EnginePlan(settings.models, settings.directory / "jobs", settings.threads, settings.resources)
+        plan = EnginePlan(
+            settings.models, settings.directory / "jobs", settings.threads, settings.resources, settings.limits.user
+        )
         self._jobs = ServiceJobs(self._store, plan, settings.limits)
         self._api_store = TinkerStore(settings.directory)
         self._runs = TinkerRuns(
@@ -106,10 +112,13 @@ class TrainingService:
         async with trio.open_nursery() as nursery:
             await nursery.start(self._jobs.run, current_cluster())
             await nursery.start(self._runs.run, current_cluster())
-            address = await nursery.start(partial(serve_http, app, host=settings.host, port=port))
+            tls = _tls_context(*settings.tls) if settings.tls else None
+            address = await nursery.start(partial(serve_http, app, host=settings.host, port=port, tls=tls))
             port_file.write_text(str(address.port))
             self._url = address.url
-            write_operator_file(settings.directory, OperatorAccess(address.url, self._jobs.operator_key))
+            certificate = str(settings.tls[0]) if settings.tls else ""
+            access = OperatorAccess(address.url, self._jobs.operator_key, certificate)
+            write_operator_file(settings.directory, access)
             self._ready.set()
 
     async def url(self) -> str:
@@ -196,6 +205,17 @@ def named_models(models: Sequence[ModelSpec] | Mapping[str, ModelSpec]) -> dict[
     return named
 
 
+def _tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """Return the context of a server. Raises InvalidRequest if the files cannot be used."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key)
+    except OSError as error:
+        reason = "expected a certificate and its key, in PEM" if isinstance(error, ssl.SSLError) else error.strerror
+        raise InvalidRequest(f"certificate {certificate} with key {key}: {reason}") from None
+    return context
+
+
 @asynccontextmanager
 async def serve(
     models: Sequence[ModelSpec] | Mapping[str, ModelSpec],
@@ -210,6 +230,10 @@ async def serve(
     threads: int | None = None,
     resources: ResourceConfig | None = None,
     session_s: float = 300.0,
+    user_limits: UserLimits | None = None,
+    client_grace_s: float = CLIENT_GRACE_S,
+    tls: tuple[str | Path, str | Path] | None = None,
+    insecure: bool = False,
 ) -> AsyncIterator[RunningService]:
     """Serve training: ``async with fray.tinker.serve(models=["Qwen/Qwen3-0.6B"], directory="service") as svc``.
 
@@ -228,23 +252,41 @@ async def serve(
         threads: of each engine's computation; None: as many as torch takes.
         resources: that each engine reserves. Default: 1 CPU and 2 GB.
         session_s: seconds without a heartbeat after which a session of the Tinker API ends.
+        user_limits: of each user. Default: `fray.tinker.core.limits.UserLimits()`.
+        client_grace_s: seconds without a request after which a job whose client is gone ends; 0: never. Default: 1 h.
+        tls: files (PEM) with the certificate of the service and its key; required beyond loopback.
+        insecure: for tests: no TLS beyond loopback.
 
     Raises:
-        InvalidRequest: no models, a directory that another service uses, or keys switched off beyond loopback.
+        InvalidRequest: no models, a directory that another service uses, keys switched off or no TLS beyond loopback,
+            or a certificate that cannot be used.
         ExceptionGroup: of OSError: the port is taken.
     """
     is_loopback = host in LOOPBACK
     if auth is False and not is_loopback:
         raise InvalidRequest(f"auth=False with host={host!r}: beyond loopback keys are required")
+    if tls is None and not is_loopback and not insecure:
+        raise InvalidRequest(
+            f"host={host!r}: beyond loopback TLS is required, for keys and batches would be readable on the way; give "
+            "tls=(certificate, key), or fray tinker serve --tls-cert FILE --tls-key FILE"
+        )
+    files = None if tls is None else (await _absolute(tls[0]), await _absolute(tls[1]))
+    if files is not None:
+        # Refused here, and not by each start of the service.
+        await trio.to_thread.run_sync(_tls_context, *files)
+    if not 0 <= client_grace_s < float("inf"):
+        raise InvalidRequest(f"client_grace_s={client_grace_s}: expected seconds, or 0: jobs do not end by themselves")
     limits = JobLimits(
         has_auth=not is_loopback if auth is None else auth,
         has_registration=is_loopback if open_registration is None else open_registration,
         gpus=virtual_gpus,
         default_gpus=min(virtual_gpus, 1),
+        user=user_limits or DEFAULT_LIMITS,
+        client_grace_s=client_grace_s,
     )
     settings = ServiceSettings(
-        Path(await trio.Path(directory).absolute()),
-        *(host, port, limits, named_models(models), threads, resources, session_s),
+        await _absolute(directory),
+        *(host, port, limits, named_models(models), threads, resources, session_s, files),
     )
     async with (
         (cluster or current_cluster()).open_scope("tinker") as scope,
@@ -255,6 +297,10 @@ async def serve(
         await nursery.start(_keep_serving, actor)
         yield RunningService(await actor.url.options(idempotent=True)(), actor)
         nursery.cancel_scope.cancel()
+
+
+async def _absolute(path: str | Path) -> Path:
+    return Path(await trio.Path(path).absolute())
 
 
 async def _keep_serving(actor: Any, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

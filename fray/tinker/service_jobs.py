@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 
 from fray.api.cluster import Cluster
 from fray.errors import FrayError
@@ -17,13 +17,16 @@ from fray.model.messages.session import VERSION
 from fray.tinker.core.job_queue import QueuedJob, decide_starts
 from fray.tinker.core.job_states import ServiceJobState, may_become
 from fray.tinker.core.keys import USER_NAME_LIMIT, ServiceUser, hash_of, new_key, new_user_id, user_of_key
+from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits, is_abandoned, limit_text
 from fray.tinker.core.training_config import ConfigError, settings_of
 from fray.tinker.core.usage import UsageWindow
 from fray.tinker.job_runner import EnginePlan, JobRunner, StoreAccess
 from fray.tinker.store import ServiceJob, ServiceStore, with_state
 
-JOBS_LIMIT = 64
-"""Jobs of one user that have not ended."""
+CLIENT_GRACE_S = 3_600.0
+"""Seconds without a request after which a job whose client is gone ends."""
+GRACE_CHECK_S = 30.0
+"""Longest pause between two looks for such jobs."""
 
 log = logging.getLogger("fray.tinker")
 
@@ -41,12 +44,16 @@ class JobLimits:
         has_registration: registration is open to all.
         gpus: accelerators that the service gives out.
         default_gpus: of a job that does not say how many it needs.
+        user: of each user.
+        client_grace_s: seconds without a request after which a job whose client is gone ends; 0: never.
     """
 
     has_auth: bool = False
     has_registration: bool = True
     gpus: int = 0
-    default_gpus: int = field(default=0)
+    default_gpus: int = 0
+    user: UserLimits = DEFAULT_LIMITS
+    client_grace_s: float = CLIENT_GRACE_S
 
 
 class ServiceJobs:
@@ -62,7 +69,7 @@ class ServiceJobs:
     """User of all requests when no keys are required."""
 
     def __init__(self, store: ServiceStore, plan: EnginePlan, limits: JobLimits) -> None:
-        self._access, self._plan, self._limits = StoreAccess(store), plan, limits
+        self._access, self._plan, self.limits = StoreAccess(store), plan, limits
         self.users: dict[str, ServiceUser] = {}
         self.jobs: dict[str, ServiceJob] = {}
         self.runners: dict[str, JobRunner] = {}
@@ -77,11 +84,11 @@ class ServiceJobs:
 
     @property
     def has_auth(self) -> bool:
-        return self._limits.has_auth
+        return self.limits.has_auth
 
     @property
     def has_registration(self) -> bool:
-        return self._limits.has_registration
+        return self.limits.has_registration
 
     async def run(self, cluster: Cluster, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the jobs until cancelled, those of before a restart first. Reports `started` when all are known."""
@@ -97,7 +104,23 @@ class ServiceJobs:
                         self._start(job.job_id)
             await self._schedule()
             task_status.started()
-            await trio.sleep_forever()
+            await self._end_abandoned()
+
+    async def _end_abandoned(self) -> None:
+        """End jobs whose clients are gone, until cancelled."""
+        grace_s = self.limits.client_grace_s
+        while True:
+            await trio.sleep(min(grace_s / 4 or GRACE_CHECK_S, GRACE_CHECK_S))
+            now = trio.current_time()
+            for job_id, runner in list(self.runners.items()):
+                if is_abandoned(now, runner.seen_at, runner.unfinished, grace_s):
+                    text = f"no request of its client for {grace_s:g} s, the client grace of this service"
+                    await self.end(self.jobs[job_id], ServiceJobState.CANCELLED, text)
+
+    def see_client(self, job: ServiceJob) -> None:
+        """Note that the client of a job exists."""
+        if job.job_id in self.runners:
+            self.runners[job.job_id].see_client()
 
     # Users
 
@@ -146,14 +169,15 @@ class ServiceJobs:
 
     async def submit(self, user: ServiceUser, config: dict[str, Any], gpus: int | None) -> ServiceJob:
         """Accept a job and return it as it is then. Raises JobRefused."""
-        wanted = self._limits.default_gpus if gpus is None else gpus
-        if wanted < 0 or wanted > self._limits.gpus:
+        wanted = self.limits.default_gpus if gpus is None else gpus
+        if wanted < 0 or wanted > self.limits.gpus:
             raise JobRefused(
-                f"num_gpus: {wanted} GPUs, and this service has {self._limits.gpus}; 0 is a job without GPUs"
+                f"num_gpus: {wanted} GPUs, and this service has {self.limits.gpus}; 0 is a job without GPUs"
             )
         open_jobs = [job for job in self.jobs.values() if job.user_id == user.user_id and not job.state.is_final]
-        if len(open_jobs) >= JOBS_LIMIT:
-            raise JobRefused(f"you have {len(open_jobs)} jobs that have not ended; the limit is {JOBS_LIMIT}")
+        if len(open_jobs) >= self.limits.user.jobs:
+            what = f"{len(open_jobs)} of your jobs have not ended"
+            raise JobRefused(limit_text(what, "jobs", self.limits.user.jobs))
         try:
             settings_of(config)
         except ConfigError as error:
@@ -230,14 +254,19 @@ class ServiceJobs:
         def on_use(tokens: int, seconds: float) -> None:
             self.usage.add(trio.current_time(), job.user_id, tokens, seconds)
 
+        def room() -> int:
+            runners = [self.runners[each.job_id] for each in self.jobs.values() if each.job_id in self.runners]
+            unfinished = sum(each.unfinished for each in runners if self.jobs[each.job_id].user_id == job.user_id)
+            return self.limits.user.queued_requests - unfinished
+
         entries = await self._access.call(self._access.store.entries, job.job_id)
-        self.runners[job.job_id] = JobRunner(job, self._plan, self._access, entries, on_start, on_failure, on_use)
+        self.runners[job.job_id] = JobRunner(job, self._plan, self._access, entries, on_start, on_failure, on_use, room)
 
     async def _schedule(self) -> None:
         """Start the jobs that can start now."""
         waiting = [QueuedJob(job.job_id, job.gpus) for job in self.jobs.values() if job.state is ServiceJobState.QUEUED]
         taken = {job.job_id: job.gpu_ids for job in self.jobs.values() if not job.state.is_final}
-        decision = decide_starts(waiting, taken, self._limits.gpus)
+        decision = decide_starts(waiting, taken, self.limits.gpus)
         self._reasons = decision.reasons
         for job_id, gpu_ids in decision.starts:
             job = with_state(self.jobs[job_id], ServiceJobState.STARTING, time.time())

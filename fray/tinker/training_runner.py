@@ -23,6 +23,7 @@ from fray.rl.core.versions import VersionName
 from fray.rl.inference.requests import Completion, GenerateRequest, Sampling
 from fray.rl.model_spec import ModelSpec
 from fray.rl.train.settings import GRPO
+from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits, limit_text
 from fray.tinker.core.training_config import ConfigError, TrainingSettings, settings_of
 from fray.tinker.core.training_session import GENERATION_KEYS, OutOfOrder, TrainingSession, merged
 from fray.tinker.rewards.remote import RemoteReward
@@ -83,6 +84,7 @@ class TrainingRunner:
         models: those of the service, by name.
         config: of the job, as it was submitted.
         directory: of the job; snapshots and checkpoints are below it.
+        limits: of the user.
         clock: seconds.
     """
 
@@ -91,9 +93,10 @@ class TrainingRunner:
         models: Mapping[str, ModelSpec],
         config: dict[str, Any],
         directory: Path,
+        limits: UserLimits = DEFAULT_LIMITS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._models, self._directory, self._clock = models, directory, clock
+        self._models, self._directory, self._limits, self._clock = models, directory, limits, clock
         self._snapshots, self._snapshot = directory / "snapshots", 0
         self._session = TrainingSession(config=config)
         self._settings = TrainingSettings()
@@ -224,6 +227,9 @@ class TrainingRunner:
     def _train_step(self, message: dict[str, Any], scores: Sequence[float] | None) -> dict[str, Any]:
         settings = self._settings
         rows = self._rows(message)
+        if len(rows) * settings.rollouts > self._limits.batch_samples:
+            what = f"batch_data: {len(rows)} prompts with {settings.rollouts} samples each"
+            raise DataProtoError(limit_text(what, "batch_samples", self._limits.batch_samples))
         samples = self._generate(
             rows, settings.rollouts, self._session.generation, f"step {self._session.global_steps}"
         )
@@ -321,6 +327,9 @@ class TrainingRunner:
     def _rows(self, message: dict[str, Any]) -> list[PromptRow]:
         data = decode_data_proto(_required(message, "batch_data", dict))
         rows = rows_of(data, self._trainer.lm.tokenizer)
+        if len(rows) > self._limits.batch_prompts:
+            what = f"batch_data: {len(rows)} prompts"
+            raise DataProtoError(limit_text(what, "batch_prompts", self._limits.batch_prompts))
         for at, row in enumerate(rows):
             if len(row.tokens) > self._settings.max_prompt_length:
                 raise DataProtoError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fray.cli.formatting import parse_span
 from fray.cli.parsing import Parser, Verbs, verb, verb_group
 
 
@@ -33,6 +34,23 @@ def add_tinker(verbs: Verbs) -> None:
         metavar="NAME",
         help="create an administrator and print the key, once",
     )
+    parser.add_argument(
+        "--limit",
+        action="append",
+        default=[],
+        metavar="NAME=N",
+        help="of each user: batch_prompts=1024; may be repeated",
+    )
+    parser.add_argument(
+        "--client-grace",
+        type=parse_span,
+        default=3_600.0,
+        metavar="SPAN",
+        help="a job without requests for so long ends: 10m, 2h (default: 1h; 0: never)",
+    )
+    parser.add_argument("--tls-cert", metavar="FILE", help="certificate (PEM), required beyond loopback")
+    parser.add_argument("--tls-key", metavar="FILE", help="its key (PEM)")
+    parser.add_argument("--insecure", action="store_true", help="for tests: no TLS beyond loopback")
     _add_look(below)
     _add_keys(below)
 

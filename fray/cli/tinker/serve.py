@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from typing import Any
 
 import trio
 
@@ -19,6 +21,8 @@ async def serve(options: argparse.Namespace) -> int:
         raise InvalidRequest(
             f"fray tinker needs packages that are missing ({error}): pip install 'fray[tinker]'"
         ) from None
+    if bool(options.tls_cert) != bool(options.tls_key):
+        raise InvalidRequest("--tls-cert and --tls-key belong together: the certificate and its key, in PEM")
     spec = options.cluster or default_spec()
     # Threads of one process cannot be engines: on one machine, each is a process.
     async with open_cluster("machine" if spec == "local" else spec) as cluster:
@@ -31,6 +35,10 @@ async def serve(options: argparse.Namespace) -> int:
             auth=True if options.auth else None,
             open_registration=True if options.open_registration else None,
             virtual_gpus=options.virtual_gpus,
+            user_limits=_limits(options.limit),
+            client_grace_s=options.client_grace,
+            tls=(options.tls_cert, options.tls_key) if options.tls_cert else None,
+            insecure=options.insecure,
         )
         async with service as running:
             keys = {name: await running.create_key(name, is_admin=True) for name in options.create_key}
@@ -42,3 +50,20 @@ async def serve(options: argparse.Namespace) -> int:
                     note(f"key of {name}: {key}")
             await trio.sleep_forever()
     return 0
+
+
+def _limits(pairs: Sequence[str]) -> Any:
+    """Return the limits of ``--limit NAME=N``. Raises InvalidRequest for an unknown name or no number."""
+    from attrs import fields_dict
+
+    from fray.tinker.core.limits import UserLimits
+
+    found: dict[str, int] = {}
+    for pair in pairs:
+        name, _, number = pair.partition("=")
+        if name not in fields_dict(UserLimits) or not number.isdecimal() or not int(number):
+            raise InvalidRequest(
+                f"--limit {pair}: expected NAME=N with N of at least 1 and one of {', '.join(fields_dict(UserLimits))}"
+            )
+        found[name] = int(number)
+    return UserLimits(**found)

@@ -19,6 +19,10 @@ class LedgerConflict(Exception):
     """Request whose number or id was used before, with another body; or one too many."""
 
 
+class LedgerFull(LedgerConflict):
+    """Request for which there is no room."""
+
+
 @define
 class LedgerEntry:
     """A request.
@@ -74,7 +78,14 @@ class Ledger:
         return max(self.entries, default=self._first - 1)
 
     def receive(
-        self, kind: str, digest: str, *, request_id: str = "", seq: int | None = None, has_effect: bool = True
+        self,
+        kind: str,
+        digest: str,
+        *,
+        request_id: str = "",
+        seq: int | None = None,
+        has_effect: bool = True,
+        room: int = AHEAD_LIMIT,
     ) -> Receipt:
         """Take a request, or recognise it.
 
@@ -88,14 +99,18 @@ class Ledger:
             request_id: chosen by the client; empty: none.
             seq: number chosen by the client; None: the next one.
             has_effect: as `LedgerEntry.has_effect`.
+            room: requests that may be added.
 
         Raises:
+            LedgerFull: it is new, and there is no room.
             LedgerConflict: the number or id was sent before with another body, the number is below the first, or more
                 than `AHEAD_LIMIT` requests would wait.
         """
         known = self._known(digest, request_id, seq)
         if known is not None:
             return Receipt(known.seq, is_new=False)
+        if room <= 0:
+            raise LedgerFull("there is no room for another request")
         number = self.last + 1 if seq is None else seq
         if number < self._first:
             raise LedgerConflict(f"number {number}: the first request of this job has number {self._first}")

@@ -10,8 +10,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-BODY_LIMIT_BYTES = 256 << 20
-"""Bytes of a body; that of a batch, in most cases a few megabytes."""
+from fray.tinker.core.limits import DEFAULT_LIMITS, limit_text
+
+BODY_LIMIT_BYTES = DEFAULT_LIMITS.body_bytes
+"""Bytes of a body where no other limit was set."""
 
 
 class Unprocessable(Exception):
@@ -26,14 +28,14 @@ class Unprocessable(Exception):
         self.problems = problems
 
 
-async def body_of(request: Request) -> bytes:
-    """Return the body of a request. Raises HTTPException 413 if it is too long."""
+async def body_of(request: Request, limit: int = BODY_LIMIT_BYTES) -> bytes:
+    """Return the body of a request. Raises HTTPException 413 if it has more than ``limit`` bytes."""
     parts, size = [], 0
     async for part in request.stream():
         parts.append(part)
         size += len(part)
-        if size > BODY_LIMIT_BYTES:
-            raise HTTPException(413, f"the body has more than {BODY_LIMIT_BYTES} bytes, the limit of this service")
+        if size > limit:
+            raise HTTPException(413, limit_text("the body is too long", "body_bytes", limit))
     return b"".join(parts)
 
 

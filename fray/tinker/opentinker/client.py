@@ -89,6 +89,7 @@ class HTTPTrainingClient:
         timeout_s: for one answer; then the request is sent again, and gets the same answer. None: no limit.
         retry_delay_s: first pause after a connection error or time-out, doubled up to 20 s.
         max_retries: tries after the first.
+        ca_file: certificates that the server's is signed by, with https.
     """
 
     def __init__(
@@ -98,9 +99,10 @@ class HTTPTrainingClient:
         timeout_s: float | None = None,
         retry_delay_s: float = RETRY_DELAY_S,
         max_retries: int = MAX_RETRIES,
+        ca_file: str | None = None,
     ) -> None:
         self.server_url = server_url.rstrip("/")
-        connection = JsonConnection(f"{self.server_url}/api/v1", timeout_s=timeout_s)
+        connection = JsonConnection(f"{self.server_url}/api/v1", timeout_s=timeout_s, ca_file=ca_file)
         self._retries = _Retries(connection, retry_delay_s, max_retries)
 
     def health(self) -> dict[str, Any]:
@@ -280,10 +282,11 @@ class ServiceClient:
     Args:
         server_url: address of the training server.
         retry_delay_s: as `HTTPTrainingClient`.
+        ca_file: as `HTTPTrainingClient`.
     """
 
-    def __init__(self, server_url: str, *, retry_delay_s: float = RETRY_DELAY_S) -> None:
-        self.client = HTTPTrainingClient(server_url, retry_delay_s=retry_delay_s)
+    def __init__(self, server_url: str, *, retry_delay_s: float = RETRY_DELAY_S, ca_file: str | None = None) -> None:
+        self.client = HTTPTrainingClient(server_url, retry_delay_s=retry_delay_s, ca_file=ca_file)
 
     def set_config(
         self,

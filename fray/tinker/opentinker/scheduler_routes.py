@@ -80,10 +80,15 @@ def scheduler_routes(jobs: ServiceJobs) -> list[Route]:
         job = jobs.jobs.get(request.path_params["job_id"])
         if job is None or not jobs.may_see(user, job):
             raise HTTPException(404, "Job not found")
+        jobs.see_client(job)
         return JSONResponse(_shown(request, job))
 
     async def list_jobs(request: Request, user: ServiceUser) -> Response:
-        return JSONResponse({"jobs": [_shown(request, job) for job in jobs.jobs.values() if jobs.may_see(user, job)]})
+        found = [job for job in jobs.jobs.values() if jobs.may_see(user, job)]
+        for job in found:
+            if job.user_id == user.user_id:
+                jobs.see_client(job)
+        return JSONResponse({"jobs": [_shown(request, job) for job in found]})
 
     def ending(state: ServiceJobState, text: str) -> ForUser:
         async def route(request: Request, user: ServiceUser) -> Response:

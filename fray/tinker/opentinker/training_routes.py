@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from fray.tinker.core.ledger import LedgerConflict
+from fray.tinker.core.ledger import LedgerConflict, LedgerFull
 from fray.tinker.core.training_session import EFFECTS
 from fray.tinker.job_runner import JobRunner
 from fray.tinker.opentinker.answers import body_of
@@ -66,14 +66,17 @@ def training_routes(jobs: ServiceJobs) -> list[Route]:
         runner = jobs.runners.get(job_id)
         if runner is None:
             raise HTTPException(409, f"job {job_id} has ended: {job.state.value}{job.error and ': '}{job.error}")
+        runner.see_client()
         return runner
 
     def operation(kind: str) -> Callable[[Request], Awaitable[Response]]:
         async def route(request: Request) -> Response:
             runner = runner_of(request)
-            body = await body_of(request)
+            body = await body_of(request, jobs.limits.user.body_bytes)
             try:
                 seq = await runner.receive(kind, body, request.headers.get(REQUEST_ID_HEADER, ""))
+            except LedgerFull as error:
+                raise HTTPException(429, str(error)) from None
             except LedgerConflict as error:
                 raise HTTPException(409, str(error)) from None
             return _LedgerAnswer(runner, seq)
