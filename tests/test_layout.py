@@ -397,7 +397,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("core", "http_client"),
         ("wire",),
         ("operations.operator_file", "opentinker.answers", "opentinker.client", "rewards", "store"),
-        ("training_runner",),
+        ("adapter_runner", "training_runner"),
         ("adapter_engine", "engine"),
         ("api_store", "job_runner"),
         ("service_jobs",),

@@ -78,7 +78,7 @@ def begin_checkpoint(directory: Path, step: int) -> Path:
 
 def unfinished_checkpoints(directory: Path) -> list[Path]:
     """Return what was left half-written by a process that was lost."""
-    incomplete = [path for path, _ in _found(directory) if not _is_complete(path)]
+    incomplete = [path for path, _ in checkpoint_directories(directory) if not _is_complete(path)]
     return sorted([*directory.glob(".global_step_*.unfinished*"), *incomplete])
 
 
@@ -101,9 +101,22 @@ def finish_checkpoint(unfinished: Path, step: int) -> Path:
 
 def remove_older(directory: Path, keep: Path) -> None:
     """Remove all complete checkpoints but one."""
-    for path, _ in _found(directory):
+    for path, _ in checkpoint_directories(directory):
         if path != keep:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def checkpoint_directories(directory: Path) -> list[tuple[Path, int]]:
+    """Return the directories with the name of a checkpoint, and their numbers; they may be incomplete."""
+    if not directory.is_dir():
+        return []
+    for replaced in directory.glob(".global_step_*.replaced"):
+        path = replaced.with_name(replaced.name[1 : -len(".replaced")])
+        # The process that replaced it was lost before the new one was in place.
+        if not path.exists():
+            replaced.rename(path)
+    found = ((path, _NAME.fullmatch(path.name)) for path in directory.iterdir())
+    return [(path, int(match[1])) for path, match in found if match]
 
 
 def latest_checkpoint(directory: Path) -> RunCheckpoint | None:
@@ -115,7 +128,7 @@ def complete_checkpoints(directory: Path) -> list[RunCheckpoint]:
     """Return the complete checkpoints, in the order of their updates."""
     return [
         RunCheckpoint(path, step, json.loads((path / STATE_FILE).read_text(encoding="utf-8")))
-        for path, step in sorted(_found(directory), key=lambda one: one[1])
+        for path, step in sorted(checkpoint_directories(directory), key=lambda one: one[1])
         if _is_complete(path)
     ]
 
@@ -143,18 +156,6 @@ def check_resumable(checkpoint: RunCheckpoint, facts: Mapping[str, Any]) -> None
 
 def _is_complete(path: Path) -> bool:
     return (path / STATE_FILE).is_file() and (path / RECORD_FILE).is_file()
-
-
-def _found(directory: Path) -> list[tuple[Path, int]]:
-    if not directory.is_dir():
-        return []
-    for replaced in directory.glob(".global_step_*.replaced"):
-        path = replaced.with_name(replaced.name[1 : -len(".replaced")])
-        # The process that replaced it was lost before the new one was in place.
-        if not path.exists():
-            replaced.rename(path)
-    found = ((path, _NAME.fullmatch(path.name)) for path in directory.iterdir())
-    return [(path, int(match[1])) for path, match in found if match]
 
 
 def _sync(path: Path) -> None:

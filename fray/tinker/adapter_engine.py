@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
-from attrs import frozen
+import trio
+from attrs import define, field
 
+from fray.model.text import near_text
+from fray.rl.inference.requests import Completion, GenerateRequest
 from fray.rl.model_spec import ModelSpec
 from fray.rl.train.lora import LoRA
+from fray.tinker.adapter_runner import AdapterEngineSettings, AdapterRunner, TrainedModel
 from fray.tinker.core.adapter_operations import AdapterOperation, OperationResult
-from fray.tinker.core.sampling_requests import SampleAnswer, SampleRequest
+from fray.tinker.core.fair_turns import EngineTurn, FairTurns
+from fray.tinker.core.residency import Residency
+from fray.tinker.core.sampling_requests import SampleAnswer, SampledSequence, SampleRequest
+
+__all__ = ["AdapterEngine", "AdapterEngineSettings"]
+R = TypeVar("R")
 
 
-@frozen(kw_only=True)
-class AdapterEngineSettings:
-    """Settings of an engine.
+@define(eq=False)
+class _OpenSample:
+    """A call that waits for its samples."""
 
-    Attributes:
-        resident: most adapters in memory, those of samplers included; the others are on disk until they are used.
-        slots: samples that are decoded at a time.
-        slice_tokens: tokens of one forward pass of training, padding included: the unit in which users take turns.
-        threads: of the computation; None: as many as torch takes.
-        dtype: of the base model; adapters have float32 at least.
-        device: as torch has it.
-    """
+    user: str
+    count: int
+    woken: trio.Event = field(factory=trio.Event)
+    completions: dict[int, Completion] = field(factory=dict)
+    error: Exception | None = None
 
-    resident: int = 64
-    slots: int = 128
-    slice_tokens: int = 4096
-    threads: int | None = None
-    dtype: str = "float32"
-    device: str = "cpu"
+    @property
+    def has_ended(self) -> bool:
+        return self.error is not None or len(self.completions) == self.count
 
 
 class AdapterEngine:
@@ -46,23 +55,50 @@ class AdapterEngine:
     """
 
     def __init__(self, model: ModelSpec, directory: Path, settings: AdapterEngineSettings) -> None:
-        raise NotImplementedError
+        self._residency = Residency(settings.resident)
+        self._runner = AdapterRunner(model, directory, settings)
+        self._turns = FairTurns()
+        self._granted: dict[EngineTurn, trio.Event] = {}
+        self._room = trio.Event()
+        self._locks: dict[str, trio.Lock] = {}
+        self._numbers = itertools.count()
+        self._open: dict[str, _OpenSample] = {}
+        self._driver: _OpenSample | None = None
+        """The call that generates for all; others wait until theirs has ended, or they are next to generate."""
+        self._new: list[GenerateRequest] = []
+        self._cancelled: list[str] = []
+
+    # Training ---------------------------------------------------------------------------------------------------------
 
     async def create_adapter(self, model_id: str, user: str, lora: LoRA) -> int:
         """Make the adapter of a model, or find that of its newest snapshot; to be called first, also after a restart.
 
         Returns:
-            The number up to which it has all requests, -1 for a new one. Later ones are to be executed (again).
+            The number up to which it has all requests and the caller their answers, -1 for a new one. Those after it
+            are to be executed (again).
 
         Raises:
             ValueError: the name is refused, a model of this name has other settings, or the base model has none of the
                 layers.
         """
-        raise NotImplementedError
+        lock = self._locks.setdefault(model_id, trio.Lock())
+        async with lock, self._resident(model_id):
+            try:
+                return await self._compute([user], lambda: partial(self._runner.create, model_id, user, lora))
+            finally:
+                if model_id not in self._runner.models:
+                    self._locks.pop(model_id, None)
 
     async def remove_adapter(self, model_id: str) -> None:
         """Remove a model with its snapshots, if it is there. What it has saved stays."""
-        raise NotImplementedError
+        model = self._runner.models.get(model_id)
+        if model is None:
+            return
+        async with self._locks[model_id]:
+            await self._compute([model.user], lambda: partial(self._runner.remove, model_id))
+            self._residency.drop(model_id)
+            self._room.set()
+        self._locks.pop(model_id, None)
 
     async def execute(self, model_id: str, seq: int, operation: AdapterOperation) -> OperationResult:
         """Execute a request of a model, each number once.
@@ -74,7 +110,35 @@ class AdapterEngine:
             KeyError: there is no such model: `create_adapter` makes it.
             ValueError: the number is before the last one that was executed.
         """
-        raise NotImplementedError
+        self._model(model_id)
+        async with self._locks[model_id]:
+            model = self._model(model_id)
+            if seq == model.seq and model.answer is not None:
+                return model.answer
+            if seq <= model.seq:
+                raise ValueError(f"model {model_id}: request {seq} comes after {model.seq}, which was executed")
+            async with self._resident(model_id):
+                answer = await self._execute(model, seq, operation)
+                self._runner.finish(model, seq, answer)
+                return answer
+
+    async def _execute(self, model: TrainedModel, seq: int, operation: AdapterOperation) -> OperationResult:
+        work = self._runner.work(model, seq, operation)
+        try:
+            while True:
+                answer = await self._compute([model.user], lambda: partial(_advanced, work))
+                if answer is not None:
+                    return answer
+        finally:
+            work.close()
+
+    def _model(self, model_id: str) -> TrainedModel:
+        models = self._runner.models
+        if model_id not in models:
+            raise KeyError(f"there is no model {model_id!r}{near_text(model_id, models)}: create_adapter makes one")
+        return models[model_id]
+
+    # Samples ----------------------------------------------------------------------------------------------------------
 
     async def sample(self, user: str, request: SampleRequest) -> SampleAnswer:
         """Return samples; those of all callers share batches, whatever their weights.
@@ -83,8 +147,151 @@ class AdapterEngine:
             ValueError: the request cannot be answered by this model; the message says why.
             FileNotFoundError: nothing was saved at ``weights``.
         """
-        raise NotImplementedError
+        left = self._runner.max_length - len(request.prompt)
+        sampling = request.sampling(max(1, left) if request.max_tokens is None else request.max_tokens)
+        if request.weights is None:
+            return await self._sample(user, request, GenerateRequest(self._name(), request.prompt, sampling))
+        self._runner.saved(request.weights)
+        generated = GenerateRequest(self._name(), request.prompt, sampling, request.weights)
+        async with self._resident(request.weights):
+            return await self._sample(user, request, generated)
 
-    async def info(self) -> dict[str, object]:
-        """Return facts: ``max_length``, ``vocabulary_size``, ``resident``, ``offloaded``, seconds by user."""
-        raise NotImplementedError
+    def _name(self) -> str:
+        return f"sample-{next(self._numbers)}"
+
+    async def _sample(self, user: str, request: SampleRequest, generated: GenerateRequest) -> SampleAnswer:
+        name, mine = generated.request_id, _OpenSample(user, request.num_samples)
+        self._open[name] = mine
+        self._new.append(generated)
+        try:
+            while not mine.has_ended:
+                if self._driver in (None, mine):
+                    self._driver = mine
+                    await self._generate()
+                else:
+                    await mine.woken.wait()
+                    mine.woken = trio.Event()
+        finally:
+            if self._open.pop(name, None) is not None and not mine.has_ended:
+                # Its adapter may leave memory from now on, and a request that was not added yet is not added.
+                if generated in self._new:
+                    self._new.remove(generated)
+                else:
+                    self._cancelled.append(name)
+            if self._driver is mine:
+                self._driver = next(iter(self._open.values()), None)
+                if self._driver is not None:
+                    self._driver.woken.set()
+        if mine.error is not None:
+            raise mine.error
+        return _answer(request, [mine.completions[index] for index in range(request.num_samples)])
+
+    async def _generate(self) -> None:
+        """Generate some tokens of all open samples."""
+
+        def begin() -> Callable[[], list[tuple[str, Completion | Exception]]]:
+            new, self._new = self._new, []
+            cancelled, self._cancelled = self._cancelled, []
+            return partial(self._runner.sample, new, cancelled)
+
+        users = sorted({each.user for each in self._open.values()})
+        for name, result in await self._compute(users, begin):
+            entry = self._open.get(name)
+            if entry is None:
+                continue
+            if isinstance(result, Completion):
+                entry.completions[result.index] = result
+            else:
+                entry.error = result
+            if entry.has_ended:
+                entry.woken.set()
+
+    async def remove_saved(self, path: str) -> None:
+        """Remove saved weights, if they are there; samples under way end with them.
+
+        Raises:
+            ValueError: the path has another form.
+        """
+        await trio.to_thread.run_sync(self._runner.remove_saved, path)
+        self._residency.drop(path)
+        self._room.set()
+
+    async def info(self) -> dict[str, Any]:
+        """Return facts: ``max_length`` and ``vocabulary_size`` of the base model, names of the adapters ``resident``
+        in memory and of the models ``offloaded``, ``seconds`` of computation by user."""
+        resident = set(self._runner.resident)
+        return {
+            "max_length": self._runner.max_length,
+            "vocabulary_size": self._runner.vocabulary_size,
+            "resident": sorted(resident),
+            "offloaded": sorted(self._runner.models.keys() - resident),
+            "seconds": dict(self._turns.seconds),
+        }
+
+    # Turns ------------------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _resident(self, name: str) -> AsyncIterator[None]:
+        """Keep the place of an adapter in memory; waits while others use all places."""
+        while not self._residency.take(name):
+            self._room = trio.Event() if self._room.is_set() else self._room
+            await self._room.wait()
+        try:
+            yield
+        finally:
+            self._residency.release(name)
+            self._room.set()
+
+    async def _compute(self, users: list[str], begin: Callable[[], Callable[[], R]]) -> R:
+        """Call what ``begin`` returns in a thread, when it is the users' turn."""
+        turn = self._turns.ask(users)
+        granted = self._granted[turn] = trio.Event()
+        self._grant()
+        try:
+            await granted.wait()
+        except trio.Cancelled:
+            if granted.is_set():
+                self._turns.end(0.0)
+                self._grant()
+            else:
+                del self._granted[turn]
+                self._turns.withdraw(turn)
+            raise
+        began = time.perf_counter()
+        try:
+            # Not before: which adapters are used changes while a turn is waited for.
+            self._runner.keep = self._residency.names
+            work = begin()
+            # Shielded: what begins takes effect, and its result is noted.
+            with trio.CancelScope(shield=True):
+                result = await trio.to_thread.run_sync(work)
+        finally:
+            self._turns.end(time.perf_counter() - began)
+            self._grant()
+        return result
+
+    def _grant(self) -> None:
+        if (turn := self._turns.next()) is not None:
+            self._granted.pop(turn).set()
+
+
+def _advanced(work: Generator[None, None, OperationResult]) -> OperationResult | None:
+    """Continue to the next place where others may be served; return the result at the end."""
+    try:
+        next(work)
+    except StopIteration as end:
+        result: OperationResult = end.value
+        return result
+    return None
+
+
+def _answer(request: SampleRequest, completions: list[Completion]) -> SampleAnswer:
+    first = completions[0]
+    return SampleAnswer(
+        [
+            SampledSequence(each.token_ids, each.logprobs, "length" if each.finish_reason == "length" else "stop")
+            for each in completions
+        ],
+        first.prompt_logprobs if request.prompt_logprobs else None,
+        [None, *first.top_prompt_logprobs] if request.topk_prompt_logprobs else None,
+    )

@@ -22,6 +22,7 @@ from fray.rl.train.datums import SERVICE_LOSSES, AdamParams, Datum, ServiceLoss,
 from fray.rl.train.lora import LoRA
 
 OPTIMIZER_FILE = "optimizer.pt"
+GRADIENTS_FILE = "gradients.pt"
 SLICE_TOKENS = 4096
 """Tokens of one forward pass, padding included; other requests may be served between two."""
 R = TypeVar("R")
@@ -74,7 +75,8 @@ class AdapterTrainer:
         """Compute a loss, and with ``backward`` add its gradient to that of the adapter.
 
         A generator: between two forward passes it yields, so that others may use the model; `finished` runs it to its
-        end. The data are checked when it begins, before anything is computed.
+        end. The data are checked when it begins, before anything is computed. One that fails or is closed before its
+        end leaves the gradient as it was.
 
         Args:
             name: of the adapter; None: the model itself, without ``backward``.
@@ -83,9 +85,19 @@ class AdapterTrainer:
             KeyError: there is no such adapter.
             ValueError: as `fray.rl.train.datums.check_data`.
         """
-        if name is not None:
-            self.adapters[name]
+        parameters = self.adapters[name].parameters if name is not None else []
         check_data(data, loss, vocabulary_size=self.lm.vocabulary_size, max_length=self.lm.max_length)
+        before = [None if each.grad is None else each.grad.clone() for each in parameters] if backward else []
+        try:
+            return (yield from self._passes(name, data, loss, backward=backward))
+        except BaseException:
+            for parameter, gradient in zip(parameters, before, strict=False):
+                parameter.grad = gradient
+            raise
+
+    def _passes(
+        self, name: str | None, data: Sequence[Datum], loss: ServiceLoss, *, backward: bool
+    ) -> Generator[None, None, LossOutput]:
         logprobs: list[Any] = [None] * len(data)
         losses: list[Any] = [None] * len(data)
         total = 0.0
@@ -127,20 +139,27 @@ class AdapterTrainer:
 
     # Files ------------------------------------------------------------------------------------------------------------
 
-    def save(self, name: str, directory: str | Path, *, optimizer: bool = True) -> None:
+    def save(self, name: str, directory: str | Path, *, optimizer: bool = True, gradients: bool = False) -> None:
         """Write an adapter in the files of `peft`, and what its optimizer knows beside them.
 
-        Gradients since the last step are not part of it.
+        Args:
+            optimizer: write its state, too.
+            gradients: write the gradients since the last step, too.
         """
         self.adapters.save(name, directory, self.lm.name)
         if optimizer:
             torch.save(self._optimizers[name].state_dict()["state"], Path(directory, OPTIMIZER_FILE))
+        if gradients:
+            tensors = self.adapters[name].tensors
+            found = {key: tensor.grad for key, tensor in tensors.items() if tensor.grad is not None}
+            torch.save(found, Path(directory, GRADIENTS_FILE))
 
-    def load(self, name: str, directory: str | Path, *, optimizer: bool = True) -> None:
+    def load(self, name: str, directory: str | Path, *, optimizer: bool = True, gradients: bool = False) -> None:
         """Read an adapter over one of this name, or as a new one; continuing is then as without a stop.
 
         Args:
             optimizer: read its state, too; otherwise it is that of a new adapter.
+            gradients: read the gradients since the last step, too; otherwise there are none.
 
         Raises:
             FileNotFoundError: a file is missing; the message names it.
@@ -154,6 +173,10 @@ class AdapterTrainer:
             state = torch.load(path, map_location=self.lm.device, weights_only=True)
             owned = self._optimizers[name]
             owned.load_state_dict({**owned.state_dict(), "state": state})
+        if gradients:
+            found = torch.load(Path(directory, GRADIENTS_FILE), map_location=self.lm.device, weights_only=True)
+            for key, gradient in found.items():
+                self.adapters[name].tensors[key].grad = gradient
 
     # Computation ------------------------------------------------------------------------------------------------------
 

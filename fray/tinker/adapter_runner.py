@@ -1,0 +1,320 @@
+"""Base model of an engine with its adapters: in memory, on disk, in snapshots. Sync, in the threads of its engine.
+
+A model is an adapter that is trained. What it saves is below the directory of the engine at ``MODEL/weights/NAME`` and
+``MODEL/sampler_weights/NAME``, beside ``MODEL/snapshots`` and, while it is not in memory, ``MODEL/offloaded``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import time
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import asdict, define, evolve, frozen
+
+from fray.rl.checkpoint import begin_checkpoint, checkpoint_directories, finish_checkpoint, remove_older
+from fray.rl.core.versions import VersionName
+from fray.rl.inference.requests import Completion, GenerateRequest
+from fray.rl.model_spec import ModelSpec
+from fray.rl.train.lora import LoRA
+from fray.tinker.core.adapter_operations import (
+    AdapterOperation,
+    ForwardPass,
+    LoadWeights,
+    OperationResult,
+    OptimStep,
+    SaveWeights,
+    SaveWeightsForSampler,
+    check_name,
+    check_path,
+)
+
+SNAPSHOT_SHARE = 0.1
+"""Share of a model's time that its snapshots may take."""
+SNAPSHOT_FILE = "snapshot.json"
+SAVED_FILE = "saved.json"
+STEPS_S = 0.02
+"""Seconds of sampling steps in one turn."""
+
+log = logging.getLogger("fray.tinker")
+
+
+@frozen(kw_only=True)
+class AdapterEngineSettings:
+    """Settings of an engine.
+
+    Attributes:
+        resident: most adapters in memory, those of samplers included; the others are on disk until they are used.
+        slots: samples that are decoded at a time.
+        slice_tokens: tokens of one forward pass of training, padding included: the unit in which users take turns.
+        threads: of the computation; None: as many as torch takes.
+        dtype: of the base model; adapters have float32 at least.
+        device: as torch has it.
+    """
+
+    resident: int = 64
+    slots: int = 128
+    slice_tokens: int = 4096
+    threads: int | None = None
+    dtype: str = "float32"
+    device: str = "cpu"
+
+
+@define(eq=False)
+class TrainedModel:
+    """A model and the place that it has reached.
+
+    Attributes:
+        name: of the adapter.
+        user: who is served.
+        lora: as it was made.
+        seq: number of the last request that was executed; -1: none.
+        before: number of the one before that.
+        answer: to the last; None if it was executed by an engine that was lost.
+        snapshot: number up to which a snapshot has everything; -1: there is none.
+        snapshot_due: seconds of the clock.
+    """
+
+    name: str
+    user: str
+    lora: LoRA
+    seq: int = -1
+    before: int = -1
+    answer: OperationResult | None = None
+    snapshot: int = -1
+    snapshot_due: float = 0.0
+
+
+class AdapterRunner:
+    """Base model, adapters and samples under way; its methods are called one at a time.
+
+    Args:
+        model: the base model.
+        directory: of the engine.
+        settings: of the engine.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        directory: Path,
+        settings: AdapterEngineSettings,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        # Torch is loaded here, in the engine's process.
+        from fray.rl.tensors.adapter_trainer import AdapterTrainer
+        from fray.rl.tensors.engine import Engine
+        from fray.rl.tensors.language_model import hide_progress, load_model, set_threads
+
+        hide_progress()
+        if settings.threads is not None:
+            set_threads(settings.threads)
+        lm = load_model(model, settings.dtype, settings.device)
+        self._trainer = AdapterTrainer(lm, slice_tokens=settings.slice_tokens)
+        self._adapters = self._trainer.adapters
+        self._engine = Engine(lm, VersionName(0, 0), slots=settings.slots, adapters=self._adapters)
+        self._directory, self._clock = directory, clock
+        self.max_length, self.vocabulary_size = lm.max_length, lm.vocabulary_size
+        self.models: dict[str, TrainedModel] = {}
+        self.resident: set[str] = set()
+        self.keep: frozenset[str] = frozenset()
+        """Adapters that may be in memory; another one leaves it when one comes."""
+        # Of an engine that was lost: its snapshots count.
+        for path in directory.glob("*/offloaded"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    # Models -----------------------------------------------------------------------------------------------------------
+
+    def create(self, model_id: str, user: str, lora: LoRA) -> int:
+        """Make a model or continue with its newest snapshot, as `AdapterEngine.create_adapter`."""
+        check_name("model_id", model_id)
+        if (model := self.models.get(model_id)) is not None:
+            _check_same(model, lora)
+            # The answer to the last may have been lost: it is asked for again.
+            return model.seq if model.answer is None else model.before
+        self._make_room()
+        model = TrainedModel(model_id, user, lora)
+        found = [
+            (number, path)
+            for path, number in checkpoint_directories(self._snapshots_of(model))
+            if (path / SNAPSHOT_FILE).is_file()
+        ]
+        if found:
+            number, path = max(found)
+            model.lora = LoRA(**json.loads((path / SNAPSHOT_FILE).read_text(encoding="utf-8")))
+            _check_same(model, lora)
+            self._trainer.load(model_id, path, gradients=True)
+            model.seq = model.before = model.snapshot = number
+        else:
+            self._trainer.create(model_id, lora)
+        self.models[model_id] = model
+        self.resident.add(model_id)
+        return model.seq
+
+    def remove(self, model_id: str) -> None:
+        """Remove a model, its snapshots included."""
+        model = self.models.pop(model_id, None)
+        if model is not None:
+            if model_id in self.resident:
+                self.resident.discard(model_id)
+                self._trainer.remove(model_id)
+            for place in (self._snapshots_of(model), self._offloaded(model_id)):
+                shutil.rmtree(place, ignore_errors=True)
+
+    # Requests ---------------------------------------------------------------------------------------------------------
+
+    def work(
+        self, model: TrainedModel, seq: int, operation: AdapterOperation
+    ) -> Generator[None, None, OperationResult]:
+        """Execute an operation; yields where others may be served. One that fails has no effect."""
+        self._bring(model.name)
+        if model.seq > model.snapshot and self._clock() >= model.snapshot_due:
+            self._take_snapshot(model)
+        try:
+            if isinstance(operation, ForwardPass):
+                output = yield from self._trainer.forward(
+                    model.name, operation.data, operation.loss, backward=operation.backward
+                )
+                answer = OperationResult(logprobs=output.logprobs, losses=output.losses, metrics={"loss": output.loss})
+            elif isinstance(operation, OptimStep):
+                answer = OperationResult(metrics=self._trainer.step(model.name, operation.params))
+            elif isinstance(operation, LoadWeights):
+                answer = self._load(model, operation)
+            else:
+                answer = self._save(model, seq, operation)
+        except (ValueError, LookupError, OSError) as error:
+            answer = OperationResult(error=str(error))
+        return evolve(answer, snapshot=model.snapshot)
+
+    def finish(self, model: TrainedModel, seq: int, answer: OperationResult) -> None:
+        """Note that a request was executed."""
+        model.before, model.seq, model.answer = model.seq, seq, answer
+
+    def _save(self, model: TrainedModel, seq: int, operation: SaveWeights | SaveWeightsForSampler) -> OperationResult:
+        is_sampler = isinstance(operation, SaveWeightsForSampler)
+        path = f"{model.name}/{'sampler_weights' if is_sampler else 'weights'}/{operation.name}"
+        target, mark = self._directory / path, {"request": seq}
+        if target.exists():
+            # Of this request, before the engine was lost; a later one does not replace what others may use.
+            if json.loads((target / SAVED_FILE).read_text(encoding="utf-8")) != mark:
+                raise ValueError(f"{path}: there are saved weights of this name already; choose another name")
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = begin_checkpoint(self._directory / model.name / "saving", 0)
+            try:
+                self._trainer.save(model.name, unfinished, optimizer=not is_sampler)
+                (unfinished / SAVED_FILE).write_text(json.dumps(mark), encoding="utf-8")
+                finish_checkpoint(unfinished, 0).rename(target)
+            except BaseException:
+                shutil.rmtree(unfinished, ignore_errors=True)
+                raise
+        return OperationResult(path=path, size=sum(file.stat().st_size for file in target.iterdir()))
+
+    def _load(self, model: TrainedModel, operation: LoadWeights) -> OperationResult:
+        source = self.saved(operation.path)
+        if operation.optimizer and "/sampler_weights/" in operation.path:
+            raise ValueError(f"{operation.path} has no optimizer: expected MODEL/weights/NAME, or optimizer=False")
+        self._trainer.load(model.name, source, optimizer=operation.optimizer)
+        return OperationResult(path=operation.path)
+
+    def saved(self, path: str) -> Path:
+        """Return the directory of saved weights. Raises ValueError, FileNotFoundError as `AdapterEngine.sample`."""
+        check_path(path)
+        if not (self._directory / path / SAVED_FILE).is_file():
+            raise FileNotFoundError(f"nothing was saved at {path!r}")
+        return self._directory / path
+
+    def remove_saved(self, path: str) -> None:
+        """Remove saved weights, if they are there."""
+        check_path(path)
+        shutil.rmtree(self._directory / path, ignore_errors=True)
+
+    def _take_snapshot(self, model: TrainedModel) -> None:
+        began, place = self._clock(), self._snapshots_of(model)
+        try:
+            unfinished = begin_checkpoint(place, model.seq)
+            self._trainer.save(model.name, unfinished, gradients=True)
+            (unfinished / SNAPSHOT_FILE).write_text(json.dumps(asdict(model.lora)), encoding="utf-8")
+            remove_older(place, finish_checkpoint(unfinished, model.seq))
+            model.snapshot = model.seq
+        except OSError as error:
+            # The older one still counts; more requests are executed again if this engine is lost.
+            log.warning("no snapshot of %s: %s", model.name, error)
+        ended = self._clock()
+        model.snapshot_due = ended + (ended - began) / SNAPSHOT_SHARE
+
+    # Memory -----------------------------------------------------------------------------------------------------------
+
+    def _bring(self, name: str) -> None:
+        """Have an adapter in memory: that of a model, or saved weights by their path."""
+        self._make_room()
+        if name in self.resident:
+            return
+        if name in self.models:
+            self._trainer.load(name, self._offloaded(name), gradients=True)
+            shutil.rmtree(self._offloaded(name), ignore_errors=True)
+        else:
+            self._adapters.load(name, self.saved(name))
+        self.resident.add(name)
+
+    def _make_room(self) -> None:
+        for name in self.resident - self.keep:
+            try:
+                if name in self.models:
+                    self._trainer.save(name, self._offloaded(name), gradients=True)
+                    self._trainer.remove(name)
+                else:
+                    self._adapters.remove(name)
+            except OSError as error:
+                log.warning("%s stays in memory: %s", name, error)
+            else:
+                self.resident.discard(name)
+
+    def _offloaded(self, model_id: str) -> Path:
+        return self._directory / model_id / "offloaded"
+
+    def _snapshots_of(self, model: TrainedModel) -> Path:
+        return self._directory / model.name / "snapshots"
+
+    # Samples ----------------------------------------------------------------------------------------------------------
+
+    def sample(
+        self, new: Sequence[GenerateRequest], cancelled: Sequence[str]
+    ) -> list[tuple[str, Completion | Exception]]:
+        """Generate tokens for `STEPS_S`, or until a sample has ended.
+
+        Args:
+            new: requests that begin.
+            cancelled: ids of those that end without an answer.
+
+        Returns:
+            Ids with a completion that has ended, or the error for which a new one was refused.
+        """
+        ended: list[tuple[str, Completion | Exception]] = []
+        # First: the adapters of these may leave memory when one comes.
+        for request_id in cancelled:
+            self._engine.cancel(request_id)
+        for request in new:
+            try:
+                if request.adapter is not None:
+                    self._bring(request.adapter)
+                self._engine.add(request)
+            except (ValueError, LookupError, OSError) as error:
+                ended.append((request.request_id, error))
+        until = self._clock() + STEPS_S
+        while self._engine.has_work and not ended:
+            answers: list[Any] = self._engine.step()
+            ended += answers
+            if self._clock() >= until:
+                break
+        return ended
+
+
+def _check_same(model: TrainedModel, lora: LoRA) -> None:
+    if model.lora != lora:
+        raise ValueError(f"model {model.name} has {model.lora}; it cannot become {lora}")
