@@ -53,6 +53,8 @@ async def test_an_operator_sees_jobs_and_gives_keys(
 ) -> None:
     pytest.importorskip("torch")
     monkeypatch.delenv("FRAY_TINKER_KEY", raising=False)
+    # With it, tables are truncated to so many columns; parallel runs of pytest set it.
+    monkeypatch.delenv("COLUMNS", raising=False)
     directory = tmp_path / "service"
     key_file = tmp_path / "key"
 
