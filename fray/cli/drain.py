@@ -7,9 +7,9 @@ import argparse
 import trio
 
 from fray.api.cluster import Cluster
+from fray.cli.formatting import span_of
 from fray.cli.nodes import state_of
 from fray.cli.output import note, say, say_json
-from fray.cli.run import span_of
 from fray.errors import DeadlineExceeded
 from fray.model.messages.maintenance import NodesMarked
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fray.errors import InvalidRequest
+
 CUT = "…"
 GAP = "  "
 LEAST = 6
@@ -82,6 +84,16 @@ def parse_span(text: str) -> float:
     if not 0 <= seconds < float("inf"):
         raise ValueError(text)
     return seconds
+
+
+def span_of(text: str | None, option: str) -> float | None:
+    """Return the seconds of a duration. Raises InvalidRequest."""
+    if text is None:
+        return None
+    try:
+        return parse_span(text)
+    except ValueError:
+        raise InvalidRequest(f"{option} {text!r} is not a valid duration; examples: 30s, 10m, 2h, 1d") from None
 
 
 def amount(number: float) -> str:

@@ -6,10 +6,9 @@ import argparse
 import sys
 
 from fray.api.cluster import Cluster
-from fray.cli.formatting import parse_span
+from fray.cli.formatting import span_of
 from fray.cli.output import clock, note, plain
 from fray.cli.target import find
-from fray.errors import InvalidRequest
 from fray.model.ids import split_attempt
 from fray.model.log_records import LogLine, LogLineKind
 from fray.model.specs import JobInfo
@@ -22,7 +21,7 @@ async def logs(cluster: Cluster, options: argparse.Namespace) -> int:
     reader = cluster.logs(
         info.job_id,
         tail=options.tail,
-        since_s=since_s(options.since),
+        since_s=span_of(options.since, "--since"),
         follow=options.follow,
         attempt=options.attempt,
         stream=options.stream or "",
@@ -54,16 +53,6 @@ def no_output_text(info: JobInfo, options: argparse.Namespace) -> str:
 def _attempts(info: JobInfo) -> str:
     count = 1 + max((split_attempt(attempt.attempt_id)[1] for attempt in info.attempts), default=-1)
     return plural(count, "attempt")
-
-
-def since_s(text: str | None) -> float | None:
-    """Return the seconds of ``--since``. Raises InvalidRequest."""
-    if text is None:
-        return None
-    try:
-        return parse_span(text)
-    except ValueError:
-        raise InvalidRequest(f"--since {text!r} is not a valid duration; examples: 30s, 10m, 2h, 1d") from None
 
 
 def print_log_line(line: LogLine, options: argparse.Namespace) -> None:

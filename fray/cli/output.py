@@ -15,11 +15,21 @@ import attrs
 
 from fray.model.text import visible_text
 
+CLEAR = "\x1b[H\x1b[2J"
+"""Clears a terminal."""
+
 
 def say(lines: Iterable[str]) -> None:
     """Print lines on standard output; on a terminal, control characters in them do nothing."""
     for line in lines:
         sys.stdout.write(f"{safe_text(line, sys.stdout)}\n")
+
+
+def say_screen(lines: Iterable[str]) -> None:
+    """Print lines on standard output in place of what a terminal shows; elsewhere below what was printed."""
+    if sys.stdout.isatty():
+        sys.stdout.write(CLEAR)
+    say(lines)
 
 
 def safe_text(text: str, stream: TextIO) -> str:

@@ -20,7 +20,7 @@ import trio
 from fray.api.cluster import Cluster
 from fray.api.jobs.job import Job
 from fray.api.open import reports_waits
-from fray.cli.formatting import parse_span
+from fray.cli.formatting import span_of
 from fray.cli.jobs import exit_code
 from fray.cli.main import INTERRUPTED
 from fray.cli.output import note, say, say_json
@@ -234,16 +234,6 @@ def request_of(options: argparse.Namespace) -> JobRequest:
         time_limit_s=span_of(options.time_limit, "--time-limit"),
         wait_limit_s=span_of(options.wait_limit, "--wait-limit"),
     )
-
-
-def span_of(text: str | None, option: str) -> float | None:
-    """Return the seconds of a duration. Raises InvalidRequest."""
-    if text is None:
-        return None
-    try:
-        return parse_span(text)
-    except ValueError:
-        raise InvalidRequest(f"{option} {text!r} is not a valid duration; examples: 30s, 10m, 2h, 1d") from None
 
 
 def ports_of(options: argparse.Namespace) -> tuple[str, ...]:

@@ -12,14 +12,15 @@ import pytest
 import trio
 from attrs import evolve
 
+from fray.cli.formatting import span_of
 from fray.cli.jobs import advice, described, job_table, lasted, state_now
 from fray.cli.logs import print_log_line
 from fray.cli.main import print_error
 from fray.cli.nodes import described as node_described
 from fray.cli.nodes import node_table, state_of
 from fray.cli.options import parser_of
-from fray.cli.output import say
-from fray.cli.run import WaitReporter, span_of
+from fray.cli.output import say, say_screen
+from fray.cli.run import WaitReporter
 from fray.errors import InvalidRequest
 from fray.model.log_records import LogLine
 from fray.model.messages.client import NodeInfo
@@ -147,6 +148,13 @@ def test_control_characters_do_nothing_on_a_terminal() -> None:
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+def test_a_screen_replaces_what_a_terminal_shows_and_a_file_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stream, expected in ((Terminal(), "\x1b[H\x1b[2Ja^[[2Jb\n"), (io.StringIO(), "a\x1b[2Jb\n")):
+        monkeypatch.setattr("sys.stdout", stream)
+        say_screen(["a\x1b[2Jb"])
+        assert stream.getvalue() == expected
 
 
 def test_terminals_get_visible_text_and_programs_what_was_printed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,8 @@ import random
 import sys
 
 from fray.api.cluster import Cluster, cluster_of
-from fray.cli.formatting import table
+from fray.cli.formatting import span_of, table
 from fray.cli.output import clock, note, say, say_json, width
-from fray.cli.run import span_of
 from fray.deploy.cluster_spec import parse_spec
 from fray.deploy.login import login as make_key
 from fray.deploy.login import logout as remove_key

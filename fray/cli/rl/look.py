@@ -11,7 +11,7 @@ from typing import Any
 import trio
 
 from fray.cli.formatting import fields, span, table
-from fray.cli.output import plain, say, say_json, width
+from fray.cli.output import plain, say, say_json, say_screen, width
 from fray.cli.rl.start import check_extra
 from fray.errors import InvalidRequest
 
@@ -19,7 +19,6 @@ SILENT_S = 15.0
 """Age of a status beyond which its run is probably lost."""
 TIMES = ("seconds", "tokens_per_s")
 """Metrics that are not the same twice."""
-CLEAR = "\x1b[H\x1b[2J"
 
 
 async def top(options: argparse.Namespace) -> int:
@@ -32,7 +31,7 @@ async def top(options: argparse.Namespace) -> int:
         if options.json:
             say_json(status)
         else:
-            say([*([CLEAR] if sys.stdout.isatty() and not options.once else []), *status_lines(status, time.time())])
+            (say if options.once else say_screen)(status_lines(status, time.time()))
         sys.stdout.flush()
         if options.once or status["state"] != "running":
             return 0

@@ -45,19 +45,26 @@ class ServiceConnection:
 
 
 @contextmanager
+def explained_missing() -> Iterator[None]:
+    """Raise InvalidRequest where an import within the block fails."""
+    try:
+        yield
+    except ImportError as error:
+        raise InvalidRequest(
+            f"fray tinker needs packages that are missing ({error}): pip install 'fray[tinker]'"
+        ) from None
+
+
+@contextmanager
 def open_service(options: argparse.Namespace) -> Iterator[ServiceConnection]:
     """Connect to the service of the options.
 
     Raises:
         InvalidRequest: none is named, its directory has no file of a service, or the file with the key has none.
     """
-    try:
+    with explained_missing():
         from fray.tinker.http_client import JsonConnection
         from fray.tinker.operations.operator_file import read_operator_file
-    except ImportError as error:
-        raise InvalidRequest(
-            f"fray tinker needs packages that are missing ({error}): pip install 'fray[tinker]'"
-        ) from None
     if options.directory is not None:
         access = read_operator_file(options.directory)
         url, key, certificate = access.url, access.key, access.certificate

@@ -11,12 +11,10 @@ from typing import Any
 from urllib.parse import quote
 
 from fray.cli.formatting import fields, span, table
-from fray.cli.output import clock, note, say, say_json, width
+from fray.cli.output import clock, note, say, say_json, say_screen, width
 from fray.cli.tinker.connection import ServiceConnection, open_service
 
 PERIOD_S = 1.0
-CLEAR = "\x1b[H\x1b[2J"
-FINAL = ("COMPLETED", "FAILED", "CANCELLED")
 
 
 def ls(options: argparse.Namespace) -> int:
@@ -24,7 +22,7 @@ def ls(options: argparse.Namespace) -> int:
     with open_service(options) as service:
         jobs = service.ask("GET", "/fray/status")["jobs"]
     if not options.all:
-        jobs = [job for job in jobs if job["status"] not in FINAL]
+        jobs = [job for job in jobs if job["completed_at"] is None]
     if options.json:
         say_json(jobs)
     else:
@@ -37,12 +35,12 @@ def top(options: argparse.Namespace) -> int:
     with open_service(options) as service:
         while True:
             status = service.ask("GET", "/fray/status")
-            jobs = [job for job in status["jobs"] if job["status"] not in FINAL]
+            jobs = [job for job in status["jobs"] if job["completed_at"] is None]
             if options.json:
                 say_json({**status, "jobs": jobs})
             else:
-                clear = [CLEAR] if sys.stdout.isatty() and not options.once else []
-                say([*clear, *_user_lines(status["users"]), "", *_job_lines(jobs)])
+                lines = [*_user_lines(status["users"]), "", *_job_lines(jobs)]
+                (say if options.once else say_screen)(lines)
             sys.stdout.flush()
             if options.once:
                 return 0

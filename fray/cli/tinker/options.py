@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fray.cli.formatting import parse_span
 from fray.cli.parsing import Parser, Verbs, verb, verb_group
 
 
@@ -43,8 +42,7 @@ def add_tinker(verbs: Verbs) -> None:
     )
     parser.add_argument(
         "--client-grace",
-        type=parse_span,
-        default=3_600.0,
+        default="1h",
         metavar="SPAN",
         help="a job without requests for so long ends: 10m, 2h (default: 1h; 0: never)",
     )

@@ -9,20 +9,19 @@ from typing import Any
 import trio
 
 from fray.api.open import default_spec, open_cluster
+from fray.cli.formatting import span_of
 from fray.cli.output import note, say_json
+from fray.cli.tinker.connection import explained_missing
 from fray.errors import InvalidRequest
 
 
 async def serve(options: argparse.Namespace) -> int:
     """Run ``fray tinker serve``."""
-    try:
+    with explained_missing():
         from fray.tinker.service import serve as serve_training
-    except ImportError as error:
-        raise InvalidRequest(
-            f"fray tinker needs packages that are missing ({error}): pip install 'fray[tinker]'"
-        ) from None
     if bool(options.tls_cert) != bool(options.tls_key):
         raise InvalidRequest("--tls-cert and --tls-key belong together: the certificate and its key, in PEM")
+    limits, grace_s = _limits(options.limit), span_of(options.client_grace, "--client-grace")
     spec = options.cluster or default_spec()
     # Threads of one process cannot be engines: on one machine, each is a process.
     async with open_cluster("machine" if spec == "local" else spec) as cluster:
@@ -35,8 +34,8 @@ async def serve(options: argparse.Namespace) -> int:
             auth=True if options.auth else None,
             open_registration=True if options.open_registration else None,
             virtual_gpus=options.virtual_gpus,
-            user_limits=_limits(options.limit),
-            client_grace_s=options.client_grace,
+            user_limits=limits,
+            client_grace_s=grace_s or 0.0,
             tls=(options.tls_cert, options.tls_key) if options.tls_cert else None,
             insecure=options.insecure,
         )
