@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -145,17 +146,27 @@ class TinkerStore:
     def put(self, *records: TinkerSession | TinkerModel | TinkerSampler | TinkerCheckpoint) -> None:
         """Write records, new or changed, all or none."""
         rows = [(type(record).__name__, record.id, json.dumps(asdict(record))) for record in records]
-        self._db.execute("BEGIN")
-        self._db.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?)", rows)
-        self._db.execute("COMMIT")
+        with self._transaction():
+            self._db.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?)", rows)
 
     def remove(self, *records: TinkerSession | TinkerModel | TinkerSampler | TinkerCheckpoint) -> None:
         """Remove records, with the futures of their ids."""
+        with self._transaction():
+            for record in records:
+                self._db.execute("DELETE FROM records WHERE kind = ? AND id = ?", (type(record).__name__, record.id))
+                self._db.execute("DELETE FROM futures WHERE owner = ?", (record.id,))
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
         self._db.execute("BEGIN")
-        for record in records:
-            self._db.execute("DELETE FROM records WHERE kind = ? AND id = ?", (type(record).__name__, record.id))
-            self._db.execute("DELETE FROM futures WHERE owner = ?", (record.id,))
-        self._db.execute("COMMIT")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            # Else no transaction could begin any more. On a full disk SQLite may have rolled back by itself.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
 
     # Futures
 

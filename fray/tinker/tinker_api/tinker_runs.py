@@ -187,10 +187,10 @@ class TinkerRuns:
             self.check_base_model(base_model)
             metadata = fields.get("user_metadata", "dict", None)
             model = TinkerModel(model_id, user.user_id, session.id, base_model, lora, time.time(), metadata)
-            # In the table before the first await: a repetition finds it.
+            # Before the first await: a repetition finds it, and its run.
             self.models[model_id] = model
-            await self._put(model)
             self._start_model(model, [])
+            await self._put(model)
         return await self.submit(user, kind, model_id, 0, body)
 
     def check_base_model(self, name: str) -> None:
