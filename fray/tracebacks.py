@@ -160,6 +160,21 @@ def innermost(error: BaseException) -> BaseException:
     return error
 
 
+def first_error(error: BaseException) -> BaseException:
+    """Return the first error of a group, of groups in it, too."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def failure_text(error: BaseException) -> str:
+    """Return the text of the first error, and after a colon that of the error which was the cause of it all."""
+    error = cause = first_error(error)
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    return str(error) if cause is error else f"{error}: {cause}"
+
+
 def prepend_traceback(error: BaseException, outer: BaseException) -> None:
     """Continue the traceback of ``outer`` with that of ``error``, which it carries; a frame in both is shown once."""
     inner = traceback_entries(error)

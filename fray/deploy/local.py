@@ -57,6 +57,7 @@ from fray.runtime.process.attempt import AttemptResult, SyncRunner, run_attempt,
 from fray.runtime.runtime import Runtime
 from fray.runtime.serialization.values import LargeValue
 from fray.runtime.threads.user_threads import ThreadRegistry, register_thread, thread_registry_var
+from fray.tracebacks import first_error
 
 log = logging.getLogger("fray.deploy.local")
 
@@ -245,10 +246,8 @@ class TaskLauncher(Launcher):
                     listeners.cancel_scope.cancel()
                 ended = program_outcome(process.returncode)
         except* OSError as group:  # raised in the nurseries
-            error: BaseException = group
-            while isinstance(error, BaseExceptionGroup):
-                error = error.exceptions[0]
-            ended = Outcome(cause=EndReason.ENVIRONMENT, message=f"cannot start {spec.argv[0]!r}: {error}")
+            message = f"cannot start {spec.argv[0]!r}: {first_error(group)}"
+            ended = Outcome(cause=EndReason.ENVIRONMENT, message=message)
         return AttemptResult(ended)
 
     async def _listen(self, attempt: _LocalAttempt, pipe: int) -> None:

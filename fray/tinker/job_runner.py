@@ -23,6 +23,7 @@ from fray.tinker.core.training_session import EFFECTS
 from fray.tinker.engine import TrainingEngine
 from fray.tinker.store import ServiceJob, ServiceStore
 from fray.tinker.training_runner import EngineAnswer
+from fray.tracebacks import failure_text
 
 RESTARTS = 20
 """Restarts of an engine within `RESTART_PERIOD_S`, before its job fails."""
@@ -220,7 +221,7 @@ class JobRunner:
                     )
                     await self._follow(engine)
             except* (FrayError, OSError, ValueError, LookupError) as group:
-                failure = _first(group)
+                failure = group
         # Outside: the end of the job cancels what is inside.
         if failure is not None:
             await self._fail(failure)
@@ -277,16 +278,6 @@ class JobRunner:
                 await self._store.call(store.forget_bodies, self.job_id, answer.snapshot)
 
     async def _fail(self, error: BaseException) -> None:
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        text = str(error) if cause is error else f"{error}: {cause}"
+        text = failure_text(error)
         log.error("job %s failed: %s", self.job_id, text)
         await self._on_failure(text)
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

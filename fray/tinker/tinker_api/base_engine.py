@@ -19,6 +19,7 @@ from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig
 from fray.rl.model_spec import ModelSpec
 from fray.tinker.adapter_engine import AdapterEngine, AdapterEngineSettings
+from fray.tracebacks import failure_text
 
 RESTARTS = 100
 """Restarts of an engine within `RESTART_PERIOD_S`, before its models fail."""
@@ -121,12 +122,7 @@ class BaseEngine:
         except* (FrayError, OSError, ValueError, LookupError) as group:
             failure = group
         if failure is not None:
-            while isinstance(failure, BaseExceptionGroup):
-                failure = failure.exceptions[0]
-            cause = failure
-            while cause.__cause__ is not None:
-                cause = cause.__cause__
-            self.failure = str(failure) if cause is failure else f"{failure}: {cause}"
+            self.failure = failure_text(failure)
             log.error("engine of %s failed: %s", self.base_model, self.failure)
             self._engine = None
             self._wake()
