@@ -50,9 +50,15 @@ def verb(verbs: Verbs, name: str, runs: str, text: str, example: str, *, opens: 
     return parser
 
 
-def verb_group(verbs: Verbs, name: str, text: str) -> Verbs:
+def verb_group(verbs: Verbs, name: str, text: str, example: str = "") -> Verbs:
     """Add a verb that only has verbs below it, and return where those are added."""
-    return verbs.add_parser(name, help=text).add_subparsers(metavar="VERB", required=True, parser_class=Parser)
+    parser = verbs.add_parser(
+        name,
+        help=text,
+        epilog=f"examples:\n{example}" if example else None,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
 
 
 def one_job(parser: Parser, many: bool = False) -> None:

@@ -336,7 +336,9 @@ async def test_silent_connections_lock_no_newcomer_out(daemons: Any, store: str)
     async with silent(address, PENDING_LIMIT + 1), trio.open_nursery() as nursery:
         with trio.fail_after(30):
             tool = await dialed(nursery, address, ClientHello(session="s", role=Role.TOOL))
-            await dialed(nursery, address, node)
+            joined = await dialed(nursery, address, node)
+            # The welcome comes before the controller has taken the node, and the question goes by another connection.
+            await joined.until(lambda: any(isinstance(each, DesiredState) for each in joined.notices))
             assert [each.name for each in (await tool.ask(ListNodes())).nodes] == ["n1"]
         nursery.cancel_scope.cancel()
 

@@ -75,7 +75,8 @@ def _add_look(below: Verbs) -> None:
 
 
 def _add_keys(below: Verbs) -> None:
-    keys = verb_group(below, "key", "create, list and revoke keys of a service's users")
+    text = "create, list and revoke keys of a service's users"
+    keys = verb_group(below, "key", text, "  fray tinker key create ada --directory ./service")
     text = "create a user and print the key, once, in both spellings: otk_… for OpenTinker, tml-… for the Tinker SDK"
     parser = _looking(keys, "create", "keys:create", text, "key create ada --directory ./service")
     parser.add_argument("name", metavar="NAME", help="of the user; one whose key was revoked gets a new key")
