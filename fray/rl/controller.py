@@ -32,7 +32,7 @@ from fray.rl.checkpoint import (
 )
 from fray.rl.coordinator import Coordinator
 from fray.rl.core.failures import OnError
-from fray.rl.core.server_states import ServerEvent, ServerFleet, ServerRecord, ServerState
+from fray.rl.core.server_states import BusyShare, ServerEvent, ServerFleet, ServerRecord, ServerState
 from fray.rl.core.versions import VersionName
 from fray.rl.inference.http_settings import HttpPort
 from fray.rl.inference.model_engine import ModelEngine
@@ -113,6 +113,7 @@ class RunController:
         """Version that the servers shall have."""
         self._sync_began, self._sync_s = 0.0, 0.0
         """Time at which the target became this, and seconds of the syncs that ended since the last update."""
+        self._busy = BusyShare()
         self._weights = KeptWeights()
         """Weights of the target, if there are any yet, and of the newest version."""
         self._line = 0
@@ -282,6 +283,8 @@ class RunController:
                 if is_due:
                     await self._publish(trainer, version, target)
             step.metrics["sync_pause_s"], self._sync_s = self._sync_s, 0.0
+            if (busy := self._busy.take()) is not None:
+                step.metrics["servers_busy_share"] = busy
             # Before it is saved: a run that continues from there does not report this update again.
             self._report(step, await self._ask("status"))
             if not step.skipped and step.number % parts.save_every == 0:
@@ -511,17 +514,23 @@ class RunController:
 
         It is ended by its health check: by its node, which sees whether the process or the network is silent.
         """
+        before: tuple[float, float] | None = None
+        """Busy time of this incarnation at the last answer."""
         while True:
             if server.state not in (ServerState.HEALTHY, ServerState.SUSPECT):
+                before = None
                 await self._changed.wait()
                 continue
             incarnation = server.incarnation
             try:
-                await handle.ping.options(timeout_s=min(SUSPECT_S, self._parts.liveness_s / 4))()
-                has_answered = True
+                busy = await handle.busy_time.options(timeout_s=min(SUSPECT_S, self._parts.liveness_s / 4))()
+                if before is not None:
+                    self._busy.add(before, busy)
+                before, has_answered = busy, True
             except DeadlineExceeded:
                 has_answered = False
             except ActorDied:
+                before = None
                 await self._changed.wait()
                 continue
             if server.observe(ServerEvent.ANSWERED if has_answered else ServerEvent.DEADLINE_MISSED, incarnation):

@@ -583,5 +583,7 @@ def _line(step: TrainedStep, metrics: Mapping[str, float], trainer: GRPO | None)
     name = next((name for name in ("reward_mean", "loss") if name in metrics), None)
     value = "" if name is None else f": {name.removesuffix('_mean')} {metrics[name]:.3f}"
     text = f"fray.rl: step {step.number}{of}{value}"
+    if (busy := metrics.get("servers_busy_share")) is not None:
+        text += f", servers busy {busy:.0%}"
     text += f", {metrics['elapsed_s']:.1f} s"
     return f"{text}, skipped: {step.skipped}" if step.skipped else text

@@ -120,8 +120,16 @@ def read_bytes(path: Path) -> bytes:
 
 
 @pytest.mark.parametrize("sync", ["sync", "batch-async", "fully-async"])
-def test_a_run_learns_and_every_sample_is_accounted_for(sync: str) -> None:
-    result = trio.run(run(12, sync=sync).main)
+def test_a_run_learns_and_every_sample_is_accounted_for(
+    sync: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fray.rl.controller.PROBE_PERIOD_S", 0.02)
+    result = trio.run(run(12, sync=sync, inference_servers=2, progress=True).main)
+    shares = [step["servers_busy_share"] for step in result.steps if "servers_busy_share" in step]
+    assert len(shares) >= 11, "all but the first, which may end before the servers were asked twice"
+    assert all(0 <= share <= 1 for share in shares)
+    assert 0 < sum(shares[1:]) < len(shares) - 1
+    assert f"servers busy {shares[-1]:.0%}" in capsys.readouterr().err.splitlines()[-1]
     rewards = [step["reward_mean"] for step in result.steps]
     assert [step["step"] for step in result.steps] == list(range(1, 13))
     assert sum(rewards[-3:]) > sum(rewards[:3])
@@ -347,7 +355,7 @@ def test_a_deterministic_run_whose_trainer_was_killed_has_the_weights_of_one_tha
     for name, on_step in (("straight", None), ("killed", kill)):
         output = tmp_path / name
         result = trio.run(run(6, deterministic=True, output=output, save_every=3, on_step=on_step).main)
-        times = ("elapsed_s", "seconds", "sync_pause_s", "tokens_per_s", "wait_s", "line")
+        times = ("elapsed_s", "seconds", "servers_busy_share", "sync_pause_s", "tokens_per_s", "wait_s", "line")
         metrics = [{key: value for key, value in step.items() if key not in times} for step in result.steps]
         found.append((metrics, (output / "checkpoints/global_step_6/model/model.safetensors").read_bytes()))
     assert found[0][0] == found[1][0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fray.rl.core.server_states import TRANSITIONS, ServerEvent, ServerFleet, ServerRecord, ServerState
+from fray.rl.core.server_states import TRANSITIONS, BusyShare, ServerEvent, ServerFleet, ServerRecord, ServerState
 from fray.rl.core.versions import VersionLine, VersionName
 
 V0, V1 = VersionName(0, 0), VersionName(0, 1)
@@ -122,3 +122,16 @@ def test_a_suspect_server_is_not_waited_for_and_is_stale_without_the_version() -
     assert not two.observe(ServerEvent.ANSWERED, 0)
     two.observe(ServerEvent.LOADED, 0, V1)
     assert two.state is ServerState.HEALTHY
+
+
+def test_the_busy_share_is_of_all_servers_since_it_was_taken() -> None:
+    share = BusyShare()
+    assert share.take() is None
+    share.add((100.0, 5.0), (101.0, 6.0))
+    share.add((7.0, 0.0), (8.0, 0.5))
+    assert share.take() == 0.75
+    assert share.take() == 0.75, "an update that ends before the servers were asked again"
+    share.add((101.0, 6.0), (103.0, 6.0))
+    assert share.take() == 0
+    share.add((103.0, 6.0), (104.0, 9.0))
+    assert share.take() == 1, "a step that began before this time has ended in it"

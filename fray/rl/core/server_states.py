@@ -111,6 +111,28 @@ class ServerRecord:
 
 
 @define
+class BusyShare:
+    """Share of time for which servers decoded, over all that was noted since the last `take`."""
+
+    _busy_s: float = 0.0
+    _elapsed_s: float = 0.0
+    _last: float | None = None
+
+    def add(self, before: tuple[float, float], now: tuple[float, float]) -> None:
+        """Note two observations of one incarnation of a server: its clock and its busy time, seconds."""
+        self._elapsed_s += now[0] - before[0]
+        self._busy_s += now[1] - before[1]
+
+    def take(self) -> float | None:
+        """Return the share, 0 to 1; the last one if nothing was noted since then, None if nothing ever was."""
+        if self._elapsed_s > 0:
+            # A decoding step counts when it ends, and may have begun before the time that is counted.
+            self._last = min(max(self._busy_s / self._elapsed_s, 0.0), 1.0)
+        self._busy_s = self._elapsed_s = 0.0
+        return self._last
+
+
+@define
 class ServerFleet:
     """The servers of a run, and the version that they shall have."""
 

@@ -230,6 +230,11 @@ class InferenceServer:
     async def ping(self) -> None:
         """Return: the process answers. For health checks."""
 
+    async def busy_time(self) -> tuple[float, float]:
+        """Return the clock of this process and the time spent in decoding steps since the start, both in seconds."""
+        decoder = self._thread.decoder
+        return time.monotonic(), 0.0 if decoder is None else decoder.busy_s
+
     async def wait_idle(self) -> None:
         """Return when every request has ended. For a server that gets no further ones."""
         await self._requests.wait_empty()

@@ -358,6 +358,7 @@ async def test_the_status_counts() -> None:
         assert status["tokens_per_s"] > 0
         assert status["busy_s"] > 0
         assert 0 < status["busy_share"] <= 1
+        assert (await server.busy_time())[1] == status["busy_s"]
 
 
 # Failures ------------------------------------------------------------------------------------------------------------
