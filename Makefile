@@ -114,7 +114,7 @@ constraints:
 
 campaign: venv
 	@FRAY_EXTRAS=test tools/pythons --all $(PARALLEL) -m "not timed" tests
-	@$(MAKE) network
+	@NETWORK_COMPUTE_S=600 $(MAKE) network
 	@$(PY) -m tests.network.campaign --cuts 100
 	@$(PY) -m tests.fuzz --seconds 300
 	@$(PY) -m tests.simulation --seeds 0-299 --jobs $(TEST_WORKERS)

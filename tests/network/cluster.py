@@ -131,18 +131,18 @@ class TestCluster:
             time.sleep(0.02)
         return text
 
-    def start_controller(self, *options: str) -> Program:
-        """Start the controller, or start it again with the same store."""
+    def start_controller(self, *options: str, altered: str = "") -> Program:
+        """Start the controller, or again with the same store; ``altered``: see `tests/network/altered_daemon.py`."""
         argv = ("--listen", f"0.0.0.0:{PORT}", "--store", f"{DISK}/store", "--quarantine-share", "0")
-        program = self.controller.run(sys.executable, "-m", "fray.controller.main", *argv, *options)
+        program = self.controller.run(*command_of("fray.controller.main", altered), *argv, *options)
         self.daemons[self.controller.name] = program
         return program
 
-    def start_node(self, host: Host, *options: str) -> Program:
-        """Start the node of a host; its attribute ``host`` is the host's name."""
+    def start_node(self, host: Host, *options: str, altered: str = "") -> Program:
+        """Start the node of a host, whose attribute ``host`` is the host's name; ``altered`` as `start_controller`."""
         argv = ("--controller", self.spec, "--state-dir", f"{DISK}/node", "--attribute", f"host={host.name}")
         env = self.environ()
-        program = host.run(sys.executable, "-m", "fray.node", *argv, *options, env=env, log="node")
+        program = host.run(*command_of("fray.node", altered), *argv, *options, env=env, log="node")
         self.daemons[host.name] = program
         return program
 
@@ -170,14 +170,22 @@ class TestCluster:
         return time.monotonic()
 
 
+def command_of(module: str, altered: str) -> tuple[str, ...]:
+    """Return the command of a daemon, or of an altered one."""
+    return (sys.executable, "-m", *(("tests.network.altered_daemon", altered) if altered else (module,)))
+
+
 @contextmanager
 def open_test_cluster(
-    laboratory: Laboratory, *nodes: str, controller_options: tuple[str, ...] = ()
+    laboratory: Laboratory, *nodes: str, controller_options: tuple[str, ...] = (), altered: str = ""
 ) -> Iterator[TestCluster]:
-    """Yield a cluster of a host ``controller`` and one host for each node, all up; print logs if the block fails."""
+    """Yield a cluster of a host ``controller`` and one host for each node, all up; print logs if the block fails.
+
+    ``altered``: change of the controller, see `tests.network.altered_daemon`.
+    """
     cluster = TestCluster(laboratory, laboratory.host("controller"))
     try:
-        cluster.start_controller(*controller_options)
+        cluster.start_controller(*controller_options, altered=altered)
         for name in nodes:
             cluster.start_node(laboratory.host(name))
         yield cluster

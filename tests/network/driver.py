@@ -140,14 +140,15 @@ class Console:
         found = await self.handles[name].digest(key, array)
         return bool(found == hashlib.sha256(array).hexdigest())
 
-    async def launch(self, name: str, seconds: float) -> None:
-        """Launch a job that lasts, without waiting for it."""
+    async def launch(self, name: str, seconds: float) -> str:
+        """Launch a job that lasts, without waiting for it; return its id."""
         request = fray.JobRequest(
             name=name,
             entrypoint=fray.Entrypoint.from_callable(time.sleep, (seconds,)),
             resources=fray.ResourceConfig.with_cpu(cpu=0.1, memory="50MB"),
         )
         self.jobs[name] = await self.scope.launch(request)
+        return str(self.jobs[name].id)
 
     async def wait(self, name: str) -> None:
         """Wait for a job."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 from tests.network.cluster import Driver, open_test_cluster
 from tests.network.conftest import Times
 from tests.network.laboratory import Laboratory
+
+COMPUTE_S = float(os.environ.get("NETWORK_COMPUTE_S", "25"))
+"""Seconds for which a method computes; `make campaign` sets ten minutes."""
 
 
 def longest_s(calls: list[list[object]]) -> float:
@@ -49,12 +53,13 @@ def test_the_relay_takes_over_an_established_path_that_goes_dead(lab: Laboratory
         assert_effects(driver, "ledger", len(made))
 
 
+@pytest.mark.within(COMPUTE_S + 95)
 def test_a_method_that_keeps_the_interpreter_is_not_taken_for_silence(lab: Laboratory) -> None:
     """The process can answer no ping meanwhile; its kernel acknowledges them."""
     with open_test_cluster(lab, "n1") as cluster:
         driver = cluster.open_driver(lab.host("laptop"))
         driver.do("create", "computer", kind="Computer")
-        assert driver.do("call", "computer", "compute", 25.0, timeout_s=120) == "n1"
+        assert driver.do("call", "computer", "compute", COMPUTE_S, timeout_s=COMPUTE_S + 90) == "n1"
 
 
 def test_a_driver_whose_address_changes_keeps_its_session(lab: Laboratory, times: Times) -> None:
