@@ -52,6 +52,9 @@ class AdapterEngine:
         model: the base model.
         directory: of this engine, shared with one that replaces it; saved weights are below it at their ``path``.
         settings: its settings.
+
+    Raises:
+        ValueError: the directory has another ``slice_tokens``.
     """
 
     def __init__(self, model: ModelSpec, directory: Path, settings: AdapterEngineSettings) -> None:
@@ -217,12 +220,14 @@ class AdapterEngine:
         self._room.set()
 
     async def info(self) -> dict[str, Any]:
-        """Return facts: ``max_length`` and ``vocabulary_size`` of the base model, names of the adapters ``resident``
-        in memory and of the models ``offloaded``, ``seconds`` of computation by user."""
+        """Return facts: ``max_length`` and ``vocabulary_size`` of the base model, ``slice_tokens`` of training,
+        names of the adapters ``resident`` in memory and of the models ``offloaded``, ``seconds`` of computation by
+        user."""
         resident = set(self._runner.resident)
         return {
             "max_length": self._runner.max_length,
             "vocabulary_size": self._runner.vocabulary_size,
+            "slice_tokens": self._runner.slice_tokens,
             "resident": sorted(resident),
             "offloaded": sorted(self._runner.models.keys() - resident),
             "seconds": dict(self._turns.seconds),

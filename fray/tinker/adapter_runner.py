@@ -37,6 +37,8 @@ SNAPSHOT_SHARE = 0.1
 """Share of a model's time that its snapshots may take."""
 SNAPSHOT_FILE = "snapshot.json"
 SAVED_FILE = "saved.json"
+ENGINE_FILE = "engine.json"
+"""Settings that a directory keeps."""
 STEPS_S = 0.02
 """Seconds of sampling steps in one turn."""
 
@@ -50,7 +52,9 @@ class AdapterEngineSettings:
     Attributes:
         resident: most adapters in memory, those of samplers included; the others are on disk until they are used.
         slots: samples that are decoded at a time.
-        slice_tokens: tokens of one forward pass of training, padding included: the unit in which users take turns.
+        slice_tokens: tokens of one forward pass of training, padding included: the unit in which users take turns. A
+            directory keeps the value it began with, because the last digits of losses depend on it. None: that value,
+            4096 for a new directory.
         threads: of the computation; None: as many as torch takes.
         dtype: of the base model; adapters have float32 at least.
         device: as torch has it.
@@ -58,7 +62,7 @@ class AdapterEngineSettings:
 
     resident: int = 64
     slots: int = 128
-    slice_tokens: int = 4096
+    slice_tokens: int | None = None
     threads: int | None = None
     dtype: str = "float32"
     device: str = "cpu"
@@ -97,6 +101,9 @@ class AdapterRunner:
         directory: of the engine.
         settings: of the engine.
         clock: seconds.
+
+    Raises:
+        ValueError: the directory has another ``slice_tokens``.
     """
 
     def __init__(
@@ -107,15 +114,17 @@ class AdapterRunner:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         # Torch is loaded here, in the engine's process.
-        from fray.rl.tensors.adapter_trainer import AdapterTrainer
+        from fray.rl.tensors.adapter_trainer import SLICE_TOKENS, AdapterTrainer
         from fray.rl.tensors.engine import Engine
         from fray.rl.tensors.language_model import hide_progress, load_model, set_threads
 
+        self.slice_tokens = _kept_slice_tokens(directory, settings.slice_tokens, SLICE_TOKENS)
+        """Tokens of one forward pass of training."""
         hide_progress()
         if settings.threads is not None:
             set_threads(settings.threads)
         lm = load_model(model, settings.dtype, settings.device)
-        self._trainer = AdapterTrainer(lm, slice_tokens=settings.slice_tokens)
+        self._trainer = AdapterTrainer(lm, slice_tokens=self.slice_tokens)
         self._adapters = self._trainer.adapters
         self._engine = Engine(lm, VersionName(0, 0), slots=settings.slots, adapters=self._adapters)
         self._directory, self._clock = directory, clock
@@ -318,3 +327,22 @@ class AdapterRunner:
 def _check_same(model: TrainedModel, lora: LoRA) -> None:
     if model.lora != lora:
         raise ValueError(f"model {model.name} has {model.lora}; it cannot become {lora}")
+
+
+def _kept_slice_tokens(directory: Path, wanted: int | None, default: int) -> int:
+    """Return the slice size of a directory; a new one keeps ``wanted``, or else ``default``."""
+    path = directory / ENGINE_FILE
+    if path.is_file():
+        kept: int = json.loads(path.read_text(encoding="utf-8"))["slice_tokens"]
+        if wanted not in (None, kept):
+            raise ValueError(
+                f"slice_tokens={wanted}: {directory} was begun with {kept}, and with another value the requests that "
+                "are executed again would have other losses; choose another directory, or leave slice_tokens out"
+            )
+        return kept
+    chosen = default if wanted is None else wanted
+    directory.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".new")
+    unfinished.write_text(json.dumps({"slice_tokens": chosen}), encoding="utf-8")
+    unfinished.replace(path)
+    return chosen

@@ -59,6 +59,39 @@ async def test_weights_saved_and_loaded_continue_as_if_they_had_not_been(tmp_pat
     assert losses_of(answers)[-1] != pytest.approx(expected[-1], abs=1e-6)
 
 
+async def test_eight_adapters_together_have_the_losses_of_each_alone(tmp_path: Path) -> None:
+    operations = [operations_of(number, 20) for number in range(8)]
+    alone, together = {}, {}
+    for number in range(8):
+        engine = engine_at(tmp_path / f"alone{number}", slice_tokens=16)
+        await engine.create_adapter("m", "ada", lora_of(number))
+        alone[number] = losses_of(await executed(engine, "m", operations[number]))
+    # Three are in memory at a time, and most requests take several turns.
+    engine = engine_at(tmp_path / "together", slice_tokens=16, resident=3)
+
+    async def train(number: int) -> None:
+        await engine.create_adapter(f"m{number}", f"user {number}", lora_of(number))
+        together[number] = losses_of(await executed(engine, f"m{number}", operations[number]))
+
+    async with trio.open_nursery() as nursery:
+        for number in range(8):
+            nursery.start_soon(train, number)
+    for number in range(8):
+        assert together[number] == alone[number]
+    info = await engine.info()
+    assert (len(info["resident"]) <= 3, len(info["offloaded"]) >= 5) == (True, True)
+
+
+async def test_a_directory_keeps_the_size_of_its_slices(tmp_path: Path) -> None:
+    assert (await engine_at(tmp_path / "new").info())["slice_tokens"] == 4096
+    engine = engine_at(tmp_path / "small", slice_tokens=8)
+    await engine.create_adapter("a", "ada", lora_of(0))
+    await executed(engine, "a", [batch_of(1, 8)])
+    assert (await engine_at(tmp_path / "small").info())["slice_tokens"] == 8
+    with pytest.raises(ValueError, match=r"slice_tokens=16: .*small was begun with 8, .*; choose another directory"):
+        engine_at(tmp_path / "small", slice_tokens=16)
+
+
 async def test_a_request_that_fails_has_no_effect_and_says_why(tmp_path: Path) -> None:
     engine = engine_at(tmp_path, slice_tokens=8)
     await engine.create_adapter("a", "ada", lora_of(0))
