@@ -296,7 +296,7 @@ class Coordinator:
         if result.failure:
             self._last_failure = f"{result.failure}: {result.detail}" if result.detail else result.failure
             self._note_failure(result)
-            self._state.fail(result.lease, result.failure)
+            self._state.fail(result.lease, result.failure, is_final=result.is_final)
             return "fail"
         lease = self._state.lease(result.lease)
         if lease is None:

@@ -52,6 +52,8 @@ class TaskResult:
     """The error of the episode, for its reader."""
     is_attempt: bool = True
     """False if a failure is not one of the attempts of the task."""
+    is_final: bool = False
+    """True if another attempt would fail, too: the task is dropped."""
 
 
 @frozen

@@ -67,6 +67,14 @@ ModelSpec: TypeAlias = str | TinyLlama
 """Name or directory of a Hugging Face model, or a `TinyLlama`."""
 
 
+@frozen
+class ModelLimits:
+    """Limits of a model: tokens are 0 to ``vocabulary_size - 1``, and ``max_length`` are a prompt and its response."""
+
+    vocabulary_size: int
+    max_length: int
+
+
 def model_name(model: ModelSpec) -> str:
     """Return the name of a model for clients."""
     return model if isinstance(model, str) else type(model).__name__

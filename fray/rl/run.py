@@ -410,7 +410,10 @@ def _parts_of(run: Run) -> RunParts:
     processes = run.rollout_processes or -(-run.rollout_workers // WORKERS_PER_PROCESS)
     workers = -(-run.rollout_workers // processes)
     sampling = dict(run.validation_sampling)
-    episodes = EpisodePlan(_episode_of(run), run.model, workers, run.rollout_timeout_s, run.seed, sampling)
+    needs = None if trainer is None else needed_keys(trainer) if own is None else ()
+    episodes = EpisodePlan(
+        _episode_of(run), run.model, workers, run.rollout_timeout_s, run.seed, sampling, needs, own is not None
+    )
     threads = run.threads or (None if isinstance(run.model, str) and not run.deterministic else 1)
     return RunParts(
         plan,

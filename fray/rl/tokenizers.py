@@ -1,5 +1,7 @@
 """Tokenizers: of characters, or of a Hugging Face model by `tokenizers`, for rollout processes, which load no torch.
 
+And limits of models, which are in their ``config.json``.
+
 The one module of `fray.rl` that imports tokenizers, huggingface_hub and jinja2, each when a model needs it.
 """
 
@@ -11,8 +13,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fray.errors import InvalidRequest
-from fray.rl.model_spec import CharTokenizer, ModelSpec, TinyLlama
+from fray.rl.model_spec import CharTokenizer, ModelLimits, ModelSpec, TinyLlama
 
+CONFIG_FILE = "config.json"
 FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 CHAR_FILE = "fray_char_tokenizer.json"
 """File of a saved model's directory that says which characters its tokens are."""
@@ -61,6 +64,28 @@ def load_tokenizer(model: ModelSpec) -> Tokenizer:
     if isinstance(model, TinyLlama):
         return model.tokenizer
     return saved_char_tokenizer(model) or FileTokenizer(_files_of(model))
+
+
+def load_limits(model: ModelSpec, *, downloads: bool = True) -> ModelLimits | None:
+    """Return the limits of a model; None if its ``config.json`` does not say them.
+
+    Args:
+        model: as for `load_tokenizer`.
+        downloads: whether the file of a name is downloaded. False: None, unless it is in the cache.
+
+    Raises:
+        InvalidRequest: huggingface_hub is missing.
+    """
+    if isinstance(model, TinyLlama):
+        return ModelLimits(model.tokenizer.vocabulary_size, model.max_length)
+    path = Path(model, CONFIG_FILE) if Path(model).is_dir() else _hub_file(model, CONFIG_FILE, downloads)
+    if path is None or not path.is_file():
+        return None
+    config = json.loads(path.read_text(encoding="utf-8"))
+    # As transformers reads them: some models have those of GPT-2, or of their text, under names of their own.
+    text = {**config, **(config.get("text_config") or {})}
+    size, length = text.get("vocab_size"), text.get("max_position_embeddings", text.get("n_positions"))
+    return ModelLimits(size, length) if isinstance(size, int) and isinstance(length, int) else None
 
 
 class FileTokenizer:
@@ -119,17 +144,28 @@ def _files_of(model: str) -> dict[str, Path]:
     if directory.is_dir():
         found = {name: directory / name for name in FILES if (directory / name).is_file()}
     else:
-        try:
-            from huggingface_hub import hf_hub_download
-            from huggingface_hub.errors import EntryNotFoundError
-        except ImportError:
-            raise InvalidRequest(f"model {model!r} needs huggingface_hub: pip install 'fray[rl]'") from None
-        found = {}
-        for name in FILES:
-            try:
-                found[name] = Path(hf_hub_download(model, name))
-            except EntryNotFoundError:
-                continue
+        paths = {name: _hub_file(model, name) for name in FILES}
+        found = {name: path for name, path in paths.items() if path is not None}
     if "tokenizer.json" not in found:
         raise InvalidRequest(f"model {model!r} has no tokenizer.json")
     return found
+
+
+def _hub_file(model: str, name: str, downloads: bool = True) -> Path | None:
+    """Return a file of a model by its name; None if there is none, or it is not in the cache and nothing downloads."""
+    try:
+        from huggingface_hub import hf_hub_download, try_to_load_from_cache
+        from huggingface_hub.errors import EntryNotFoundError, HFValidationError
+    except ImportError:
+        if not downloads:
+            return None
+        raise InvalidRequest(f"model {model!r} needs huggingface_hub: pip install 'fray[rl]'") from None
+    try:
+        found = hf_hub_download(model, name) if downloads else try_to_load_from_cache(model, name)
+    except EntryNotFoundError:
+        return None
+    except HFValidationError:  # not a name: what loads the model says so
+        if downloads:
+            raise
+        return None
+    return Path(found) if isinstance(found, str) else None

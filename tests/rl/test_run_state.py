@@ -358,6 +358,16 @@ def test_plans_that_cannot_work_are_refused(plan: dict[str, Any], message: str) 
         new_run(**plan)
 
 
+def test_a_failure_that_every_attempt_would_have_drops_the_task_at_once() -> None:
+    state = new_run(rows=2, repeats=1, batch_size=2, max_attempts=3, validation=ValidationPlan(rows=1, before=True))
+    state.fail(take(state).number, "PromptTooLong", is_final=True)
+    assert state.complete_validation is not None
+    state.fail(take(state).number, "PromptTooLong", is_final=True)
+    put(state, take(state))
+    assert state.record.counts.dropped == {"PromptTooLong": 2}
+    assert len(update(state)) == 1
+
+
 def test_a_task_that_is_rolled_out_again_costs_nothing() -> None:
     state = new_run(rows=1, repeats=1, batch_size=1, batch_rows=1, max_attempts=1)
     for _ in range(3):

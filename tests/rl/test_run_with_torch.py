@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fray import rl
 from fray.errors import InvalidRequest
 from fray.rl.checkpoint import latest_checkpoint
 from fray.rl.core.versions import VersionName
+from fray.rl.journal_file import read_failures
 from fray.rl.records.run_files import read_status
 from fray.rl.records.run_requests import RunRequest, ask_run
 from fray.rl.train.errors import EpisodesFailed, NonFiniteUpdatesError
@@ -74,6 +76,21 @@ async def scores_nan(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
 async def counts_up(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
     reply = await llm.completion(task["prompt"], max_tokens=1)
     return rl.score(reply, reward=float(reply.token_ids[0]))
+
+
+async def partly_wrong(task: dict[str, Any], llm: rl.LLM) -> rl.Trajectory:
+    """Make trajectories that cannot be trained of some tasks; the prompt of one is too long."""
+    reply = await llm.completion(task["prompt"], max_tokens=2)
+    prompt, response = len(reply.prompt_ids), len(reply.token_ids)
+    made: dict[str, Any] = {
+        "tokens": [*reply.prompt_ids, *reply.token_ids],
+        "loss_mask": [0] * prompt + [1] * response,
+        "logprobs": [0.0] * prompt + list(reply.logprobs),
+        "versions": reply.segments,
+        "reward": float(reply.token_ids[0]),
+    }
+    key, value = task["wrong"]
+    return {**made, key: made[key][:-1] + value} if key else made
 
 
 def nan_loss(inputs: Any) -> Any:
@@ -399,6 +416,29 @@ def test_a_reward_that_is_not_finite_fails_its_rollout_by_name() -> None:
     with pytest.raises(EpisodesFailed, match=r"out of attempts: attempt 1 failed \(InvalidReward\)") as caught:
         trio.run(run(3, rollout=scores_nan, on_error="stop_on_error", max_attempts=1).main)
     assert "invalid reward nan: expected a finite number" in str(caught.value)
+
+
+def test_trajectories_that_cannot_be_trained_fail_their_rollouts_and_not_the_run(tmp_path: Path) -> None:
+    wrong: list[tuple[str, list[Any]]] = [("loss_mask", []), ("logprobs", []), ("tokens", [15]), ("", []), ("", [])]
+    rows = [{"prompt": f"{number}>", "wrong": each} for number, each in enumerate(wrong)]
+    rows[3]["prompt"] = "3" * 300
+    trainer = rl.GRPO(groups=5, group_size=4, lr=1e-2, steps=1)
+    options: dict[str, Any] = {"trainer": trainer, "data": rows, "shuffle": False, "max_attempts": 2}
+    result = trio.run(run(1, rollout=partly_wrong, output=tmp_path, on_error="continue", **options).main)
+    assert result.steps[0]["updated"] == 1
+    assert {"dropped/InvalidTrajectory", "dropped/PromptTooLong"} < result.steps[0].keys()
+    failures = read_failures(tmp_path / "rollouts")
+    attempts = Counter((one["task"], one["reason"]) for one in failures if one["task"].startswith("0-"))
+    expected = {(f"0-{row}-{number}", "InvalidTrajectory"): 2 for row in range(3) for number in range(4)}
+    assert attempts == expected | {(f"0-3-{number}", "PromptTooLong"): 1 for number in range(4)}
+    notes = " ".join(one["detail"] for one in failures)
+    for text in (
+        "(task_id '0-0-0', group_id '0-0', run_id 0): loss_mask has 3 numbers, but there are 4 tokens",
+        "(task_id '0-1-0', group_id '0-1', run_id 0): logprobs has 3 numbers, but there are 4 tokens",
+        "tokens[3] is 15: expected 0 to 14, the tokens of the vocabulary",
+        "the prompt has 300 tokens; at most 255 leave room for a response in the context of 256",
+    ):
+        assert text in notes
 
 
 def test_a_run_ends_after_three_updates_in_a_row_that_are_not_finite(tmp_path: Path) -> None:

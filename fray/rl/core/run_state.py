@@ -177,21 +177,21 @@ class RunState:
             self._replace_equal_rewards()
         return PutAnswer.SUCCESS
 
-    def fail(self, number: str, reason: str) -> None:
-        """Give a task back whose attempt has failed; it is dropped after its last one.
+    def fail(self, number: str, reason: str, *, is_final: bool = False) -> None:
+        """Give a task back whose attempt has failed; it is dropped after its last one, or if the failure is final.
 
         Ignored if the lease is not open.
         """
         if (lease := self._validation_leases.get(number)) is not None:
             self._validation_attempts[lease.task] += 1
             attempt = self._validation_attempts[lease.task]
-            is_last = attempt >= self.record.plan.max_attempts
+            is_last = is_final or attempt >= self.record.plan.max_attempts
             # Of no samples: training may progress all the same.
             self.failures.failed(lease.task.task_id, 0, reason, attempt, is_last=is_last)
             self._give_back_validation(lease, reason if is_last else None)
         elif (lease := self._leases.get(number)) is not None:
             attempt = self.record.attempts[lease.task.task_id] + 1
-            is_last = attempt >= self.record.plan.max_attempts
+            is_last = is_final or attempt >= self.record.plan.max_attempts
             self.failures.failed(lease.task.task_id, lease.task.samples, reason, attempt, is_last=is_last)
             self._give_back(lease, reason, RetryCost.ATTEMPT, is_last)
 

@@ -85,6 +85,10 @@ def _check(name: str, value: Any, least: float, most: float, expected: str, *, w
         raise ValueError(f"{name}={value!r}: expected {expected}")
 
 
+class PromptTooLong(ValueError):
+    """A prompt leaves no room for a response in the model's context; the servers can never answer it."""
+
+
 @frozen
 class GenerateRequest:
     """Prompt, and how to complete it.

@@ -13,6 +13,7 @@ from fray.model.text import near_text
 from fray.rl.inference.client import LLM
 from fray.rl.inference.openai_requests import ApiError, ApiRequest, Kind, parse_request
 from fray.rl.inference.replies import ModelReply
+from fray.rl.inference.requests import PromptTooLong
 
 BACKENDS = ("fray", "openai", "vllm")
 BLOCKED_S = 0.1
@@ -166,6 +167,8 @@ class EpisodeBackend:
             else:
                 chat = llm.chat_prompt(request.messages, request.tools)
                 replies = await llm.reply_to(chat, sampling, asked=body)
+        except PromptTooLong:
+            raise  # by its name the run drops the task
         except ValueError as error:
             raise ApiError(str(error)) from None
         return replies[0]

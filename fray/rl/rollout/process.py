@@ -5,27 +5,31 @@ from __future__ import annotations
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import sha256
-from itertools import count
+from itertools import chain, count
 from typing import Any, TypeAlias
 
 import trio
-from attrs import evolve, field, frozen
+from attrs import astuple, evolve, field, frozen
 
 from fray.api.actors.current_actor import current_actor
 from fray.api.actors.handle import ActorHandle
 from fray.rl.gateway.agent_gateway import AgentGateway, EpisodeAgents
 from fray.rl.inference.client import LLM, ModelReply
-from fray.rl.inference.requests import Completion, GenerateRequest
+from fray.rl.inference.requests import Completion, GenerateRequest, PromptTooLong
 from fray.rl.messages import SampleResult, ServerRoute, TaskGrant, TaskResult, repeatable
 from fray.rl.model_spec import ModelSpec, model_name
+from fray.rl.nexrl_types import Trajectory
 from fray.rl.rollout.request_batches import RequestBatches
 from fray.rl.rollout.scores import AttemptEnded, MadeTrajectories, Score, finite_scores, scores_of, trajectories_of
 from fray.rl.rollout.server_choice import ServerChoice
-from fray.rl.tokenizers import load_tokenizer
+from fray.rl.tokenizers import load_limits, load_tokenizer
+from fray.rl.train.trajectory_checks import check_trajectory
 from fray.runtime.serialization.pickling import dumps_plain
 
 Episode: TypeAlias = Callable[[dict[str, Any], LLM], Awaitable[Any]]
 """``async def solve(task, llm)``: rolls out one episode of a row, and returns what `fray.rl.score` makes."""
+UNLIMITED = 2**31
+"""Vocabulary of a model that is not known here."""
 DETAIL_LIMIT_CHARACTERS = 4_000
 """Length of the end of a traceback that is kept of a failed episode."""
 
@@ -41,6 +45,8 @@ class EpisodePlan:
         timeout_s: limit of one episode, after which it is cancelled.
         seed: of the run; the seed of each request follows from it, the task and the number of the request.
         validation_sampling: replaces what a request of a validation task asks for.
+        needs: keys that a trajectory must have to be trained, beside tokens and mask; None: nothing is trained.
+        is_own_trainer: the user's trainer decides which tokens it takes, and how many.
     """
 
     rollout: Episode
@@ -49,6 +55,8 @@ class EpisodePlan:
     timeout_s: float
     seed: int
     validation_sampling: Mapping[str, Any] = field(factory=dict)
+    needs: tuple[str, ...] | None = None
+    is_own_trainer: bool = False
 
 
 class RolloutProcess:
@@ -57,6 +65,7 @@ class RolloutProcess:
     def __init__(self, plan: EpisodePlan, coordinator: ActorHandle) -> None:
         self._plan, self._coordinator = plan, coordinator
         self._tokenizer = load_tokenizer(plan.model)
+        self._limits = None if plan.needs is None or plan.is_own_trainer else load_limits(plan.model)
         self._idle = plan.workers
         self._freed = trio.Event()
         self._results: list[TaskResult] = []
@@ -111,9 +120,10 @@ class RolloutProcess:
             with trio.fail_at(deadline), EpisodeAgents(self._gateway, llm, deadline):
                 result = await self._plan.rollout({**grant.row, "is_val": grant.is_validation}, llm)
             scores = scores_of(result, grant.samples)
-            return TaskResult(
-                grant.lease, tuple(_sample_of(grant, run, one, llm.replies) for run, one in enumerate(scores))
-            )
+            made = [_trajectories_of(grant, run, one, llm.replies) for run, one in enumerate(scores)]
+            for trajectory in () if grant.is_validation else chain.from_iterable(made):
+                self._check(trajectory)
+            return TaskResult(grant.lease, tuple(_sample_of(grant, each) for each in made))
         except trio.TooSlowError:
             return TaskResult(grant.lease, failure="timeout", detail=f"no result after {self._plan.timeout_s:g} s")
         except AttemptEnded as ended:
@@ -122,15 +132,27 @@ class RolloutProcess:
             text = "".join(traceback.format_exception(error))
             # An agent in a thread ends by the answer that its session has ended.
             reason = "timeout" if trio.current_time() >= deadline else type(error).__name__
-            return TaskResult(grant.lease, failure=reason, detail=text[-DETAIL_LIMIT_CHARACTERS:])
+            # The first prompt is that of the data: it is too long in each attempt.
+            is_final = isinstance(error, PromptTooLong) and not llm.replies
+            detail = text[-DETAIL_LIMIT_CHARACTERS:]
+            return TaskResult(grant.lease, failure=reason, detail=detail, is_final=is_final)
+
+    def _check(self, trajectory: Trajectory) -> None:
+        """Raise InvalidTrajectory if the trainer could not train it, which would end the run."""
+        if self._plan.needs is not None:
+            size, length = (UNLIMITED, None) if self._limits is None else astuple(self._limits)
+            check_trajectory(trajectory, vocabulary_size=size, max_length=length, needs=self._plan.needs)
 
 
-def _sample_of(
+def _trajectories_of(
     grant: TaskGrant, run: int, one: Score | MadeTrajectories, replies: Sequence[ModelReply]
-) -> SampleResult:
+) -> list[Trajectory]:
     names = {"group_id": grant.group_id, "run_id": run, "task_id": grant.task_id, "is_val": grant.is_validation}
     made = one.trajectories if isinstance(one, MadeTrajectories) else trajectories_of(one, replies)
-    trajectories = [{**names, **trajectory} for trajectory in made]
+    return [{**names, **trajectory} for trajectory in made]
+
+
+def _sample_of(grant: TaskGrant, trajectories: list[Trajectory]) -> SampleResult:
     segments = tuple(dict.fromkeys(tuple(each) for one in trajectories for each in one.get("versions", ())))
     rewards = tuple(float(one.get("reward") or 0.0) for one in trajectories)
     scores: tuple[tuple[str, float], ...] = ()

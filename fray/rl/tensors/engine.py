@@ -20,7 +20,7 @@ from attrs import define, field
 from torch import Tensor
 
 from fray.rl.core.versions import Segment, VersionName
-from fray.rl.inference.requests import Completion, FinishReason, GenerateRequest, TokenEvent
+from fray.rl.inference.requests import Completion, FinishReason, GenerateRequest, PromptTooLong, TokenEvent
 from fray.rl.tensors import flat_weights
 from fray.rl.tensors.adapters import AdapterSet
 from fray.rl.tensors.language_model import LanguageModel
@@ -177,7 +177,7 @@ class Engine:
                         f"{name}: token {token} in its {what} is outside the vocabulary of {vocabulary} tokens"
                     )
         if length >= self.max_length:
-            raise ValueError(
+            raise PromptTooLong(
                 f"{name}: the prompt has {length} tokens; at most {self.max_length - 1} leave room for a response in "
                 f"the context of {self.max_length}"
             )

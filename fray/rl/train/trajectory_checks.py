@@ -14,6 +14,10 @@ GROUP_KEYS = ("group_id", "uid")
 _NAMING_KEYS = ("task_id", *GROUP_KEYS, "run_id")
 
 
+class InvalidTrajectory(ValueError):
+    """A trajectory cannot be trained; in a run its rollout fails by this name."""
+
+
 def check_trajectory(
     trajectory: Trajectory,
     *,
@@ -33,11 +37,11 @@ def check_trajectory(
         index: place in its batch, for the message.
 
     Raises:
-        ValueError: a key is missing, lengths differ, a token is outside of the vocabulary, a logprob or reward is not
-            a finite number, or no token counts. The message names the trajectory by its place and keys.
+        InvalidTrajectory: a key is missing, lengths differ, a token is outside of the vocabulary, a logprob or reward
+            is not a finite number, or no token counts. The message names the trajectory by its place and keys.
     """
     for problem in _problems(trajectory, vocabulary_size, max_length, needs):
-        raise ValueError(f"{name_of(trajectory, index)}: {problem}")
+        raise InvalidTrajectory(f"{name_of(trajectory, index)}: {problem}")
 
 
 def name_of(trajectory: Trajectory, index: int | None = None) -> str:
