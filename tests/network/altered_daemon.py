@@ -23,7 +23,7 @@ CHANGED = "altered daemon: changed a part"
 SHORT_LIFE_S = 12.0
 """Life of certificates of nodes and controller under ``short-certificates``."""
 CHANGED_EVERY = 10
-"""Of the parts that the relay passes on, one in so many is changed under ``changes-relayed-bytes``."""
+"""Distance of the parts that the relay changes under ``changes-relayed-bytes``."""
 
 
 def change_relayed_bytes() -> None:

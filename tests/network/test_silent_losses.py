@@ -11,7 +11,7 @@ from tests.network.cluster import Driver, open_test_cluster
 from tests.network.conftest import Times
 from tests.network.laboratory import Laboratory
 
-COMPUTE_S = float(os.environ.get("NETWORK_COMPUTE_S", "25"))
+COMPUTE_S = int(os.environ.get("NETWORK_COMPUTE_S", "25"))
 """Seconds for which a method computes; `make campaign` sets ten minutes."""
 
 
