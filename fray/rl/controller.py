@@ -480,6 +480,7 @@ class RunController:
             ModelEngine(
                 parts.model,
                 slots=parts.slots,
+                max_length=parts.max_length,
                 threads=parts.threads,
                 lora=None if parts.trainer is None else parts.trainer.lora,
             ),

@@ -40,6 +40,7 @@ from fray.rl.records.trackers import TrackedRun, TrackerSet, check_trackers
 from fray.rl.rollout.process import Episode, EpisodePlan
 from fray.rl.rollout_worker import BaseRolloutWorker, WorkerEpisode
 from fray.rl.run_parts import RunParts
+from fray.rl.tokenizers import load_limits
 from fray.rl.train.batch_advantages import needed_keys
 from fray.rl.train.settings import GRPO
 from fray.rl.trainer.base_trainer import BaseTrainer
@@ -91,6 +92,7 @@ class Run:
         inference_port: HTTP port on loopback of the first server, with OpenAI's API; the next ones have the ports after
             it. Default None: they have none. See docs/rl-agents.md.
         inference_key: key for the routes that pause servers and load weights. Default None: they are off.
+        max_length: tokens of a prompt and its response together that servers allow. Default None: those of the model.
         sync: ``"sync"`` (default), ``"batch-async"`` or ``"fully-async"``: see docs/rl-internals.md.
         staleness_threshold: updates by which a token may be behind when it is trained. Default 1; not used in ``sync``.
         stale: what happens to groups that are older: ``"requeue"`` (default), ``"drop"``, or ``"keep"``.
@@ -150,6 +152,7 @@ class Run:
     inference_servers: int = 1
     inference_port: int | None = None
     inference_key: str | None = field(default=None, repr=False)
+    max_length: int | None = None
     sync: str = "sync"
     staleness_threshold: int = 1
     stale: str = "requeue"
@@ -311,6 +314,7 @@ def _check_settings(run: Run) -> None:
         raise InvalidRequest("inference_key is for the HTTP ports of servers: expected inference_port=8000, too")
     if unknown := set(run.resources) - {"trainer", "server", "rollout"}:
         raise InvalidRequest(f"invalid key {min(unknown)!r} of resources; expected trainer, server or rollout")
+    _check_lengths(run)
     check_trackers(run.trackers, run.output)
     _choice("episode", run.episode, ("sample", "group"))
     way = _member(WeightSync, "weight_sync", run.weight_sync)
@@ -320,6 +324,21 @@ def _check_settings(run: Run) -> None:
         text = "weight_sync='none' never gives servers newer weights, so rollouts become too old"
         raise InvalidRequest(f"{text}: write sync='fully-async', stale='keep'")
     _check_validation(run)
+
+
+def _check_lengths(run: Run) -> None:
+    """Check lengths against the context of the model, where that is known without a download. Raises InvalidRequest."""
+    limits = load_limits(run.model, downloads=False)
+    most = None if limits is None else limits.max_length
+    if run.max_length is not None:
+        if run.max_length < 2 or (most is not None and run.max_length > most):
+            text = "expected 2 or more" if most is None else f"expected 2 to {most}, the context of the model"
+            raise InvalidRequest(f"invalid max_length {run.max_length!r}: {text}, or None")
+        most = run.max_length
+    asked = run.validation_sampling.get("max_tokens")
+    if most is not None and isinstance(asked, int) and asked >= most:
+        text = f"expected less than {most}, which are a prompt and its response"
+        raise InvalidRequest(f"invalid validation_sampling: found max_tokens {asked}; {text}")
 
 
 def _check_validation(run: Run) -> None:
@@ -426,6 +445,7 @@ def _parts_of(run: Run) -> RunParts:
         http=None if run.inference_port is None else HttpPort(run.model, run.inference_port, key=run.inference_key),
         weight_sync=WeightSync(run.weight_sync),
         threads=threads,
+        max_length=run.max_length,
         # What a row of a matrix product is rounded to depends on the number of rows: of those that decode together.
         slots=1 if run.deterministic else SLOTS,
         resources=dict(run.resources),
@@ -482,6 +502,12 @@ def _member(kind: type[E], name: str, value: str) -> E:
     return kind(value)
 
 
+def tracked_run_of(parts: RunParts) -> TrackedRun:
+    """Return what trackers of experiments show of a run."""
+    settings = {} if parts.trainer is None else parts.trainer.as_dict()
+    return TrackedRun(parts.name, parts.output, {"model": str(parts.model), **settings})
+
+
 class _StepLog:
     """Writes what a run reports: to its result, to files, to standard error and to the user's function."""
 
@@ -489,8 +515,7 @@ class _StepLog:
         self._result, self._run, self._began = result, run, time.monotonic()
         self._directory = None if run.output is None else Path(run.output)
         self._continued_after = -1
-        shown = {"model": str(run.model), **({} if run.parts.trainer is None else run.parts.trainer.as_dict())}
-        self._trackers = TrackerSet(run.trackers, TrackedRun(run.parts.name, self._directory, shown), self.note)
+        self._trackers = TrackerSet(run.trackers, tracked_run_of(run.parts), self.note)
         if self._directory is not None:
             self._directory.mkdir(parents=True, exist_ok=True)
 

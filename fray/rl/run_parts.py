@@ -32,6 +32,7 @@ class RunParts:
         processes: number of rollout processes.
         servers: number of inference servers.
         slots: requests that a server decodes at once.
+        max_length: tokens of a prompt and its response together that servers allow; None: those of the model.
         http: HTTP port of the first server; the next ones have the ports after it. None: they have none.
         weight_sync: way of the weights to the servers.
         transfer_s: seconds within which a server has to load weights; later it gets no requests until it has.
@@ -57,6 +58,7 @@ class RunParts:
     processes: int
     servers: int
     slots: int = 512
+    max_length: int | None = None
     http: HttpPort | None = None
     weight_sync: WeightSync = WeightSync.MEMORY
     transfer_s: float = 120.0

@@ -30,6 +30,6 @@ def test_limits_are_those_of_the_configuration(
 
 def test_a_tiny_llama_knows_its_limits_and_a_name_that_is_not_in_the_cache_none(tmp_path: Path) -> None:
     assert load_limits(TinyLlama(chars="01$", max_length=32)) == ModelLimits(3, 32)
-    assert load_limits("nobody/no-such-model", downloads=False) is None
+    assert load_limits("some/no-such-model", downloads=False) is None
     assert load_limits(str(tmp_path)) is None
     assert load_limits(str(tmp_path / "no such directory"), downloads=False) is None

@@ -67,6 +67,12 @@ def test_workers_are_spread_over_processes() -> None:
         ({"deterministic": True, "sync": "fully-async"}, "invalid deterministic True: expected sync='sync'"),
         ({"output": "gs://bucket/run"}, "invalid output 'gs://bucket/run': expected a directory that all machines"),
         ({"liveness_s": 0.0}, "invalid liveness_s 0.0: expected seconds above 0"),
+        ({"max_length": 257}, "invalid max_length 257: expected 2 to 256, the context of the model, or None"),
+        ({"model": "a/b", "max_length": 1}, "invalid max_length 1: expected 2 or more, or None"),
+        (
+            {"max_length": 64, "validation_sampling": {"max_tokens": 64}},
+            "invalid validation_sampling: found max_tokens 64; expected less than 64, which are a prompt and its",
+        ),
         ({"on_error": "stop"}, "invalid on_error 'stop'; expected one of"),
         ({"resources": {"servers": None}}, "invalid key 'servers' of resources; expected trainer, server or rollout"),
         ({"inference_port": 0}, "invalid inference_port 0: expected the first of 1 ports, such as 8000, or None"),

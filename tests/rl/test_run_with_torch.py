@@ -421,9 +421,9 @@ def test_a_reward_that_is_not_finite_fails_its_rollout_by_name() -> None:
 def test_trajectories_that_cannot_be_trained_fail_their_rollouts_and_not_the_run(tmp_path: Path) -> None:
     wrong: list[tuple[str, list[Any]]] = [("loss_mask", []), ("logprobs", []), ("tokens", [15]), ("", []), ("", [])]
     rows = [{"prompt": f"{number}>", "wrong": each} for number, each in enumerate(wrong)]
-    rows[3]["prompt"] = "3" * 300
+    rows[3]["prompt"] = "3" * 64
     trainer = rl.GRPO(groups=5, group_size=4, lr=1e-2, steps=1)
-    options: dict[str, Any] = {"trainer": trainer, "data": rows, "shuffle": False, "max_attempts": 2}
+    options: dict[str, Any] = {"trainer": trainer, "data": rows, "shuffle": False, "max_attempts": 2, "max_length": 64}
     result = trio.run(run(1, rollout=partly_wrong, output=tmp_path, on_error="continue", **options).main)
     assert result.steps[0]["updated"] == 1
     assert {"dropped/InvalidTrajectory", "dropped/PromptTooLong"} < result.steps[0].keys()
@@ -436,7 +436,7 @@ def test_trajectories_that_cannot_be_trained_fail_their_rollouts_and_not_the_run
         "(task_id '0-0-0', group_id '0-0', run_id 0): loss_mask has 3 numbers, but there are 4 tokens",
         "(task_id '0-1-0', group_id '0-1', run_id 0): logprobs has 3 numbers, but there are 4 tokens",
         "tokens[3] is 15: expected 0 to 14, the tokens of the vocabulary",
-        "the prompt has 300 tokens; at most 255 leave room for a response in the context of 256",
+        "the prompt has 64 tokens; at most 63 leave room for a response in the context of 64",
     ):
         assert text in notes
 

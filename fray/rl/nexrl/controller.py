@@ -6,10 +6,12 @@ import logging
 import os
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 import trio
+from attrs import evolve
 
 from fray.api.open import default_spec, open_cluster
 from fray.errors import InvalidRequest
@@ -25,7 +27,9 @@ from fray.rl.nexrl_types import ModelTag, NexRLRole
 from fray.rl.recipe.guide_config import GuideConfig, guide_config
 from fray.rl.recipe.run_recipe import source_env_file
 from fray.rl.recipe.sources import Source, read_settings
+from fray.rl.recipe.typed import expected_one_of, invalid
 from fray.rl.recipe.user_files import load_object
+from fray.rl.records.trackers import TRACKERS, TrackerSet, check_trackers
 from fray.rl.rollout_worker import (
     AgentRolloutWorker,
     BaseRolloutWorker,
@@ -35,7 +39,7 @@ from fray.rl.rollout_worker import (
     SimpleRolloutWorker,
     SingleTurnMathRolloutWorker,
 )
-from fray.rl.run import Run, RunResult
+from fray.rl.run import Run, RunResult, tracked_run_of
 from fray.rl.run_parts import RunParts
 from fray.rl.trainer import (
     BaseTrainer,
@@ -52,6 +56,8 @@ STOP_S = 10.0
 DROPPED = "dropped/"
 """Prefix of the metrics with the numbers of samples that were dropped, by reason."""
 NO_ERRORS = {f"{DROPPED}{reason}" for reason in ("stale", EQUAL_REWARDS, "collected")}
+OWN_LOGGERS = ("console", "jsonl")
+"""Backends of ``logger`` that each run has: lines on standard error, and ``metrics.jsonl``."""
 CHECKPOINT_NAME = re.compile(r"global_step_(\d+)")
 SECTIONS = {
     NexRLRole.ROLLOUT_WORKER: "rollout_worker",
@@ -129,6 +135,7 @@ class NexRLController(NexRLModule):
         self._token: trio.lowlevel.TrioToken | None = None
         self._cancel_scope: trio.CancelScope | None = None
         self._run = self._make_run()
+        self._trackers = self._open_loggers()
 
     def run(self) -> None:
         """Run to the end, and wait for it. Raises as `Run.run_on`."""
@@ -138,8 +145,10 @@ class NexRLController(NexRLModule):
         """Run to the end, in a Trio program. Raises as `Run.run_on`.
 
         Raises:
-            InvalidRequest: ``launch_mode`` is ``cluster``, and no cluster is named.
+            InvalidRequest: ``launch_mode`` is ``cluster``, and no cluster is named; or a name of ``logger.backend`` is
+                neither a tracker nor among ``experiment_logger.sinks``.
         """
+        self._check_loggers()
         self._token = trio.lowlevel.current_trio_token()
         copy_checkpoint(self._config)
         work = self.activity_tracker.start(self.get_module_name(), "runs")
@@ -153,6 +162,8 @@ class NexRLController(NexRLModule):
         finally:
             self.activity_tracker.end(work)
             self._cancel_scope = None
+            for tracker in self._trackers:
+                tracker.finish()
 
     @property
     def parts(self) -> RunParts:
@@ -277,6 +288,39 @@ class NexRLController(NexRLModule):
     def _on_validation(self, metrics: dict[str, float]) -> None:
         self._validations.append(metrics)
         self._end_validate(self._config.service.inference_service.model_tag)
+
+    def _open_loggers(self) -> list[TrackerSet]:
+        """Make the backends of ``logger`` destinations of metrics; each is opened with the first of them.
+
+        Raises:
+            InvalidRequest: a package is missing, or TensorBoard has no ``trainer.checkpoint_path``.
+        """
+        sinks, made = self.experiment_logger.sinks, []
+        for name in self._config.logger.backend:
+            if name in OWN_LOGGERS:
+                sinks[name] = lambda **values: None
+            elif name in TRACKERS:
+                check_trackers([name], self.parts.output)
+                run = evolve(tracked_run_of(self.parts), project=self._config.project_name)
+                tracker = TrackerSet([name], evolve(run, name=self._config.experiment_name), logger.warning)
+                made.append(tracker)
+                sinks[name] = partial(self._track, tracker)
+        return made
+
+    def _check_loggers(self) -> None:
+        known = [*OWN_LOGGERS, *TRACKERS, *self.experiment_logger.sinks]
+        for name in self._config.logger.backend:
+            if name not in known:
+                raise invalid("config", [("logger.backend", expected_one_of(name, dict.fromkeys(known)))])
+
+    def _track(
+        self, tracker: TrackerSet, data: Mapping[str, Any] | None = None, step: int | None = None, **others: Any
+    ) -> None:
+        """Give metrics to a tracker; anything else is a log line."""
+        if data:
+            tracker.log(data, self.activity_tracker.get_training_step() if step is None else int(step))
+        if others:
+            logger.info("%s", others)
 
     def _post(self, metrics: Mapping[str, float]) -> None:
         for backend in self._config.logger.backend:

@@ -17,10 +17,12 @@ from fray.rl.checkpoint import latest_checkpoint
 from fray.rl.core.trajectory_store import ReadyRule
 from fray.rl.model_spec import ModelSpec, TinyLlama
 from fray.rl.nexrl.data_loader import BaseDataLoader, RowDataLoader
-from fray.rl.recipe.guide_config import DataConfig, GuideConfig
+from fray.rl.recipe.guide_config import DataConfig, GuideConfig, length_problems
 from fray.rl.recipe.run_recipe import resources_of
+from fray.rl.recipe.typed import invalid
 from fray.rl.rollout_worker import BaseRolloutWorker, WorkerEpisode
 from fray.rl.run import Run
+from fray.rl.tokenizers import load_limits
 from fray.rl.train.settings import GRPO
 from fray.rl.trainer import BaseTrainer, MockTrainService, SelfHostedGrpoTrainer, SelfHostedTrainer
 
@@ -69,14 +71,17 @@ def run_of_guide(
         updates = math.ceil(len(rows) * data.epochs / settings.groups)
         settings = evolve(settings, steps=updates)
     monitor = config.runtime_monitor.exception_handling
+    model = model_of(config)
+    _check_context(config, model)
     run = Run(
-        model=model_of(config),
+        model=model,
         data=rows,
         rollout=WorkerEpisode(worker_class, _worker_config(config)),
         trainer=_trainer_of(config, trainer_class, settings),
         rollout_workers=config.rollout_worker.num_workers,
         rollout_processes=config.rollout_worker.processes,
         inference_servers=config.service.inference_service.servers,
+        max_length=config.service.inference_service.max_length,
         sync=weight.sync_mode,
         staleness_threshold=weight.staleness_threshold,
         rollout_timeout_s=config.rollout_worker.rollout_timeout_s,
@@ -124,6 +129,19 @@ def _check_rows(rows: Sequence[Mapping[str, Any]], config: GuideConfig) -> None:
             has = ", ".join(sorted(map(str, row))) or "no keys"
             text = f"row {number} lacks 'prompt', which workers of type {worker.type!r} need; it has {has}"
             raise InvalidRequest(f"invalid config: data: {text}")
+
+
+def _check_context(config: GuideConfig, model: ModelSpec) -> None:
+    """Raise InvalidRequest for lengths above the context of the model, where it is known without a download."""
+    limits = load_limits(model, downloads=False)
+    if limits is not None:
+        problems = list(length_problems(config, limits.max_length, "the context of the model"))
+        allowed = config.service.inference_service.max_length
+        if allowed is not None and allowed > limits.max_length:
+            text = f"found {allowed}; the context of the model is {limits.max_length}"
+            problems.append(("service.inference_service.max_length", text))
+        if problems:
+            raise invalid("config", problems)
 
 
 def rows_of(loader: BaseDataLoader, key: str) -> list[dict[str, Any]]:

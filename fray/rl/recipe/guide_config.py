@@ -470,7 +470,8 @@ def _contradictions(config: GuideConfig) -> Iterator[tuple[str, str]]:
     if config.resume.mode == "from_path" and config.resume.resume_path is None:
         yield "resume.resume_path", "missing; mode 'from_path' needs it"
     yield from _pairs(config)
-    yield from _lengths(config)
+    if (limit := inference.max_length) is not None:
+        yield from length_problems(config, limit, "service.inference_service.max_length")
 
 
 def _pairs(config: GuideConfig) -> Iterator[tuple[str, str]]:
@@ -483,19 +484,23 @@ def _pairs(config: GuideConfig) -> Iterator[tuple[str, str]]:
             yield f"{section}.{lacks}", f"missing; {has_} is set, which needs it"
 
 
-def _lengths(config: GuideConfig) -> Iterator[tuple[str, str]]:
-    limit = config.service.inference_service.max_length
+def length_problems(config: GuideConfig, limit: int, source: str) -> Iterator[tuple[str, str]]:
+    """Yield the paths of lengths that are above a limit, and what is wrong there.
+
+    Args:
+        limit: tokens of a prompt and its response together.
+        source: what allows them, for the messages.
+    """
     for name in ("rollout_worker", "trainer"):
         section = getattr(config, name)
         response, prompt = section.max_response_length, section.max_prompt_length
-        if limit is None or response is None:
+        if response is None:
             continue
         if response > limit:
-            text = f"found {response}; service.inference_service.max_length allows {limit}"
-            yield f"{name}.max_response_length", text
+            yield f"{name}.max_response_length", f"found {response}; {source} allows {limit}"
         elif prompt is not None and prompt + response > limit:
-            text = f"found {response}; with max_prompt_length, {prompt}, it is above {limit}, which"
-            yield f"{name}.max_response_length", f"{text} service.inference_service.max_length allows"
+            text = f"found {response}; with max_prompt_length, {prompt}, it is above {limit}, which {source} allows"
+            yield f"{name}.max_response_length", text
 
 
 def _resolve_paths(section: Section, directory: Path, prefix: str) -> Iterator[tuple[str, str]]:

@@ -19,6 +19,8 @@ from fray.errors import InvalidRequest
 from fray.model.text import near_text
 
 PROJECT = "fray"
+STEP = "step"
+"""Name of the number of an update among its metrics; trackers have it as the step."""
 
 
 class Tracker(Protocol):
@@ -33,11 +35,13 @@ class Tracker(Protocol):
 
 @frozen
 class TrackedRun:
-    """The run whose metrics are tracked: its name, its output directory, and settings to be shown beside them."""
+    """The run whose metrics are tracked: its name, its output directory, settings to be shown, and its project."""
 
     name: str
     output: Path | None
     settings: Mapping[str, Any]
+    project: str = PROJECT
+    """Group of runs, for those that know groups."""
 
 
 class _TensorBoard:
@@ -57,14 +61,17 @@ class _TensorBoard:
 
 
 class _Wandb:
-    """Logs to Weights & Biases, as its own variables say; project ``fray`` unless ``WANDB_PROJECT`` is set."""
+    """Logs to Weights & Biases, as its own variables say; ``WANDB_PROJECT`` replaces the project."""
 
     def __init__(self, run: TrackedRun) -> None:
-        project = os.environ.get("WANDB_PROJECT", PROJECT)
+        project = os.environ.get("WANDB_PROJECT", run.project)
         self._run: Any = import_module("wandb").init(project=project, name=run.name, config=dict(run.settings))
+        # Its own steps must not decrease: it ignores what is logged later, such as the validation of a version before
+        # the last, or an update that is done again by a trainer that has continued.
+        self._run.define_metric("*", step_metric=STEP)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(metrics), step=step)
+        self._run.log({**metrics, STEP: step})
 
     def finish(self) -> None:
         self._run.finish()
@@ -75,7 +82,7 @@ class _Trackio:
 
     def __init__(self, run: TrackedRun) -> None:
         self._trackio: Any = import_module("trackio")
-        self._trackio.init(project=PROJECT, name=run.name, config=dict(run.settings))
+        self._trackio.init(project=run.project, name=run.name, config=dict(run.settings))
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self._trackio.log(dict(metrics), step=step)
@@ -85,11 +92,11 @@ class _Trackio:
 
 
 class _MLflow:
-    """Logs to MLflow, where ``MLFLOW_TRACKING_URI`` says; experiment ``fray``."""
+    """Logs to MLflow, where ``MLFLOW_TRACKING_URI`` says; ``MLFLOW_EXPERIMENT_NAME`` replaces the project."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._mlflow: Any = import_module("mlflow")
-        self._mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
+        self._mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", run.project))
         self._mlflow.start_run(run_name=run.name)
         self._mlflow.log_params(dict(run.settings))
 
@@ -146,6 +153,7 @@ class TrackerSet:
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Give the metrics of an update to all."""
+        metrics = {name: value for name, value in metrics.items() if name != STEP}
         for name in list(self._names):
             self._attempt(name, lambda tracker: tracker.log(metrics, step))
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +184,50 @@ def test_mock_pieces_run_together_on_a_cluster(trainer: str, monkeypatch: pytest
     controller.run()
     assert controller.result is not None
     assert [step["step"] for step in controller.result.steps] == [1, 2]
+
+
+HYDRA_PROGRAM = """
+import hydra
+from omegaconf import DictConfig
+from fray.rl import NexRLController
+
+@hydra.main(config_path="config", config_name="rl_train")
+def main(config: DictConfig):
+    config.launch_mode = "local"
+    controller = NexRLController(config)
+    controller.run()
+    print([step["step"] for step in controller.result.steps], controller.parts.name)
+
+main()
+"""
+HYDRA_CONFIG = """
+defaults: [_self_, data: mock]
+launch_mode: ray
+experiment_name: ${now:%Y}
+rollout_worker: {type: mock, num_workers: 2}
+trajectory_pool: {batch_size: 4, group_size: 2, key_list: [group_id]}
+trainer: {type: self_hosted_grpo, total_train_steps: 1}
+service: {train_service: {backend: mock}}
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(
+    not has_torch or importlib.util.find_spec("hydra") is None, reason="needs torch and Hydra: pip install hydra-core"
+)
+def test_the_example_with_hydra(tmp_path: Path) -> None:
+    (tmp_path / "config" / "data").mkdir(parents=True)
+    (tmp_path / "config" / "rl_train.yaml").write_text(HYDRA_CONFIG)
+    (tmp_path / "config" / "data" / "mock.yaml").write_text("{type: mock, size: 4, rollout_repeat_n: 2}")
+    (tmp_path / "main.py").write_text(HYDRA_PROGRAM)
+    command = [sys.executable, "main.py", "trainer.total_train_steps=2", "+data.seed=3"]
+    path = str(Path(rl.__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert re.search(r"^\[1\.0, 2\.0\] fray-\d{4}$", done.stdout, re.MULTILINE), done.stderr
+    wrong = [*command, "+trainer.total_train_step=3"]
+    done = subprocess.run(wrong, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert "trainer.total_train_step: unknown key; did you mean total_train_steps?" in done.stderr
 
 
 def test_file_mapping_and_dict_config_are_one_run(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:

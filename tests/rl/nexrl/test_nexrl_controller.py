@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,10 @@ CONFIG: dict[str, Any] = {
     },
     "trainer": {"type": "self_hosted_grpo", "total_train_steps": 3, "lr": 0.01},
     "weight": {"sync_mode": "batch-async", "staleness_threshold": 2},
-    "service": {"train_service": {"model": {"layers": 1, "width": 16}}, "inference_service": {"servers": 2}},
+    "service": {
+        "train_service": {"model": {"layers": 1, "width": 16}},
+        "inference_service": {"servers": 2, "max_length": 64},
+    },
     "logger": {"backend": ["recorded"]},
 }
 WORKER = """
@@ -80,6 +84,7 @@ def test_keys_of_the_guide_are_the_settings_of_a_run() -> None:
     assert (plan.order.rows, plan.order.batch_rows, plan.group_size, plan.batch_size, plan.steps) == (4, 2, 2, 4, 3)
     assert (plan.mode, plan.threshold, plan.rule) == (SyncMode.BATCH_ASYNC, 2, ReadyRule.LOADED_BATCH_FINISHED)
     assert (plan.keep_batch_order, plan.max_attempts, plan.order.seed) == (True, 5, None)
+    assert parts.max_length == 64
     assert (parts.servers, run.rollout_workers, run.model) == (2, 3, rl.TinyLlama(layers=1, width=16))
     assert isinstance(run.trainer, rl.GRPO)
     assert run.trainer.lr == 0.01
@@ -160,6 +165,40 @@ def test_metrics_and_validations_go_to_the_loggers() -> None:
     assert controller._check_finish()
 
 
+def test_loggers_that_cannot_be_used_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fray.rl.records.trackers.find_spec", lambda name: None)
+    with pytest.raises(InvalidRequest, match=r"trackers=\['mlflow'\] needs the package mlflow: pip install mlflow"):
+        rl.NexRLController(config({"logger.backend": "mlflow"}))
+    controller = rl.NexRLController(config({"logger.backend": ["console", "jsonl", "wandbb"]}))
+    with pytest.raises(InvalidRequest) as caught:
+        controller.run()
+    assert str(caught.value) == (
+        "invalid config: logger.backend: found 'wandbb'; expected one of 'console', 'jsonl', 'tensorboard', 'wandb', "
+        "'trackio', 'mlflow'; did you mean wandb?"
+    )
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="needs tensorboard: pip install")
+def test_a_logger_has_what_the_run_and_what_the_program_reports(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    changes = {"logger.backend": ["tensorboard", "console"], "trainer.checkpoint_path": str(tmp_path)}
+    controller = rl.NexRLController(config(changes))
+    controller._on_step({"step": 2.0, "reward_mean": 0.5})
+    tracker = rl.ActivityTrackerProxy(controller.activity_tracker)
+    tracker.experiment_logger_post("tensorboard", data={"mine": 1.5})
+    tracker.experiment_logger_post("tensorboard", data={"mine": 2.5}, step=7)
+    for each in controller._trackers:
+        each.finish()
+    found = EventAccumulator(str(tmp_path / "tensorboard"))
+    found.Reload()
+    values = {
+        name: [(one.step, float(one.tensor_proto.float_val[0])) for one in found.Tensors(name)]
+        for name in found.Tags()["tensors"]
+    }
+    assert values == {"reward_mean": [(2, 0.5)], "mine": [(2, 1.5), (7, 2.5)]}
+
+
 def test_errors_stop_by_the_policy() -> None:
     for policy, is_healthy in (("stop_on_error", False), ("stop_on_critical", True), ("continue", True)):
         controller = rl.NexRLController(config({"runtime_monitor.exception_handling.policy": policy}))
@@ -234,6 +273,22 @@ def test_a_checkpoint_of_another_run_is_copied_once(tmp_path: Path) -> None:
         ({"weight.sync_method": "disk"}, "weight.sync_method is 'disk'; expected 'memory'"),
         ({"data.prompt_key": "question"}, "data: row 0 lacks 'question', its prompt_key; it has prompt"),
         ({"resume.mode": "auto"}, "trainer.checkpoint_path is missing; resume.mode 'auto' needs it"),
+        (
+            {"rollout_worker.max_response_length": 300, "service.inference_service": {}},
+            "rollout_worker.max_response_length: found 300; the context of the model allows 256",
+        ),
+        (
+            {
+                "trainer.max_response_length": 200,
+                "trainer.max_prompt_length": 100,
+                "service.inference_service": {},
+            },
+            "trainer.max_response_length: found 200; with max_prompt_length, 100, it is above 256, which the context",
+        ),
+        (
+            {"service.inference_service.max_length": 512},
+            "service.inference_service.max_length: found 512; the context of the model is 256",
+        ),
         ({"rollout_worker.typ": "mock"}, r"rollout_worker.typ: unknown key; did you mean type\?"),
         ({"rollout_worker.type": "simpel"}, "rollout_worker.type: found 'simpel'"),
     ],
@@ -252,7 +307,7 @@ def test_a_checkpoint_that_shall_not_be_resumed_is_not_overwritten(tmp_path: Pat
 def test_a_cluster_has_to_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("FRAY_CLUSTER_SPEC", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    controller = rl.NexRLController(config({"launch_mode": "ray"}))
+    controller = rl.NexRLController(config({"launch_mode": "ray", "logger.backend": "console"}))
     with pytest.raises(InvalidRequest, match="launch_mode 'ray' needs a cluster: FRAY_CLUSTER_SPEC=fray://host:port"):
         controller.run()
     assert controller.activity_tracker.get_error_health_status()["status"] == "error"
