@@ -97,7 +97,10 @@ async def test_an_operator_sees_jobs_and_gives_keys(
             (first, "RUNNING", "ada"),
             (second, "QUEUED", "ada"),
         ]
-        shown = await fray("show", first[:6])
+        for verb in ("show", "cancel"):
+            message = await fray(verb, first[:6], status=2)
+            assert f"no job '{first[:6]}'; ids that begin so: {first}" in message
+        shown = await fray("show", first)
         assert (shown["global_steps"], shown["requests"], shown["executed"]) == (1, 5, 5)
         assert [(each["step"], each["bytes"] > 10_000) for each in shown["checkpoints"]] == [(1, True)]
         assert shown["explanation"] == "waits for its client's next request; 5 executed"

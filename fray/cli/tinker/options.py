@@ -57,13 +57,13 @@ def _add_look(below: Verbs) -> None:
     for name, text, example in (
         ("ls", "list jobs: state, user, steps, what each waits for", "ls --directory ./service"),
         ("top", "show each second who uses the engines, and what the jobs do", "top --directory ./service --once"),
-        ("show", "show a job: requests, steps, configuration, checkpoints", "show 3f9c --url http://host:8765"),
+        ("show", "show a job: requests, steps, configuration, checkpoints", "show 3f9c0d5e71a2 --url http://host:8765"),
         (
             "explain",
             "explain the state of a job: what it waits for, or what ended it",
-            "explain 3f9c --directory ./service",
+            "explain 3f9c0d5e71a2 --directory ./service",
         ),
-        ("cancel", "cancel a job", "cancel 3f9c --directory ./service"),
+        ("cancel", "cancel a job", "cancel 3f9c0d5e71a2 --directory ./service"),
     ):
         parser = _looking(below, name, f"look:{name}", text, example)
         if name == "ls":
@@ -71,7 +71,7 @@ def _add_look(below: Verbs) -> None:
         elif name == "top":
             parser.add_argument("--once", action="store_true", help="print it once")
         else:
-            parser.add_argument("job", metavar="JOB", help="id, or how it begins")
+            parser.add_argument("job", metavar="JOB", help="its id, whole")
 
 
 def _add_keys(below: Verbs) -> None:

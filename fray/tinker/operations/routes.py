@@ -16,6 +16,9 @@ from fray.tinker.opentinker.callers import ForUser, for_user
 from fray.tinker.service_jobs import JobRefused, ServiceJobs
 from fray.tinker.store import ServiceJob
 
+SHOWN_IDS = 5
+"""Ids in the message about one that is incomplete."""
+
 
 def operator_routes(jobs: ServiceJobs) -> list[Route]:
     """Return the routes. Users see their own jobs and use, administrators those of all; keys are theirs alone."""
@@ -56,11 +59,12 @@ def operator_routes(jobs: ServiceJobs) -> list[Route]:
 
     async def one_job(request: Request, user: ServiceUser) -> Response:
         name = request.path_params["job"]
-        found = [job for job in visible(user) if job.job_id.startswith(name)]
-        if len(found) != 1:
-            problem = f"{len(found)} jobs begin with {name!r}" if found else f"no job {name!r}"
-            raise HTTPException(404, f"{problem}; fray tinker ls lists them")
-        (job,) = found
+        job = jobs.jobs.get(name)
+        if job is None or not jobs.may_see(user, job):
+            longer = [each.job_id for each in visible(user) if each.job_id.startswith(name)]
+            begins = f"; ids that begin so: {', '.join(longer[:SHOWN_IDS])}" if longer else ""
+            more = f" and {len(longer) - SHOWN_IDS} more" if len(longer) > SHOWN_IDS else ""
+            raise HTTPException(404, f"no job {name!r}{begins}{more}; fray tinker ls lists them")
         return JSONResponse(
             {
                 **shown(job),
