@@ -9,7 +9,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 # Torch is that of the tests; everything else is of this environment.
 sys.path += sys.argv[3:]
@@ -20,6 +20,8 @@ from tinker import types
 warnings.simplefilter("ignore")
 TEXTS = ("407>407$", "123>123$", "9>9$")
 CHARS = "0123456789+=>$ "
+CLIP = {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1}
+LOSSES = {"importance_sampling": None, "ppo": CLIP, "cispo": CLIP, "gspo": CLIP, "dro": {"beta": 0.3}}
 
 
 def ids(text: str) -> list[int]:
@@ -92,6 +94,19 @@ def main(url: str, key: str) -> None:
     found["second"] = [output_of(each)["loss"] for each in results[2::4]]
     found["norms"] = [each.metrics["grad_norm"] for each in results[1::4]]
     found["forward"] = output_of(training.forward(data, "cross_entropy").result())
+
+    # Losses on one gradient each; steps of learning rate 0 clear it.
+    policy = made(service.create_lora_training_client(base_model="tiny", rank=8, seed=3))
+    examples = [
+        rl_datum(text, [-2.5 + at / 10 for at in range(len(text) - 1)], advantage)
+        for text, advantage in zip(TEXTS, (0.5, -0.5, 1.0), strict=True)
+    ]
+    found["losses"] = {}
+    for name, config in LOSSES.items():
+        if name in get_args(types.LossFnType):
+            fb = policy.forward_backward(examples, name, config)
+            norm = policy.optim_step(types.AdamParams(learning_rate=0.0)).result().metrics["grad_norm"]
+            found["losses"][name] = [output_of(fb.result()), norm]
 
     # A sampler keeps its weights while training continues.
     sampler = made(training.save_weights_and_get_sampling_client())
@@ -167,6 +182,8 @@ def main(url: str, key: str) -> None:
         error_of(lambda: made(service.create_training_client_from_state("tinker://a/weights/b"))),
     ]
     found["after_errors"] = output_of(second.forward(data, "cross_entropy").result())["loss"]
+    if hasattr(service, "close"):
+        service.close("success").result()
     print(json.dumps(found))
 
 

@@ -60,6 +60,49 @@ def reference(steps: int, lora: rl.LoRA) -> tuple[list[float], list[float], list
     return losses, norms, [list(map(float, row)) for row in after], [list(map(float, row)) for row in base]
 
 
+def reference_losses() -> dict[str, tuple[list[list[float]], float]]:
+    """Return the losses of tokens and the norm of the gradient of each loss, from its formula, a sequence at a time."""
+    from fray.rl.tensors.adapters import AdapterSet
+    from fray.rl.tensors.language_model import load_model
+
+    lm = load_model(MODEL)
+    adapters = AdapterSet(lm.model)
+    parameters = adapters.add("it", rl.LoRA(8, seed=3)).parameters
+
+    def clipped(ratio: Any, advantage: float) -> Any:
+        return -torch.minimum(ratio * advantage, ratio.clamp(0.9, 1.1) * advantage)
+
+    def gspo(now: Any, old: Any, advantage: float) -> Any:
+        ratio = torch.exp((now - old).mean())
+        # The ratio of the sequence in value, the token's own logprob in gradient.
+        return clipped(ratio.detach() * torch.exp(now - now.detach()), advantage)
+
+    formulas: dict[str, Any] = {
+        "importance_sampling": lambda now, old, advantage: -torch.exp(now - old) * advantage,
+        "ppo": lambda now, old, advantage: clipped(torch.exp(now - old), advantage),
+        "cispo": lambda now, old, advantage: -torch.exp(now - old).clamp(0.9, 1.1).detach() * advantage * now,
+        "gspo": gspo,
+        "dro": lambda now, old, advantage: -now * advantage + 0.15 * (now - old) ** 2,
+    }
+    found = {}
+    for name, formula in formulas.items():
+        rows = []
+        for text, advantage in zip(TEXTS, (0.5, -0.5, 1.0), strict=True):
+            ids = torch.tensor(MODEL.tokenizer.encode(text))
+            with adapters.selected("it"):
+                logits = lm.model(input_ids=ids[None, :-1]).logits[0]
+            now = torch.log_softmax(logits, -1).gather(-1, ids[1:, None])[:, 0]
+            old = torch.tensor([-2.5 + at / 10 for at in range(len(ids) - 1)])
+            losses = formula(now, old, advantage)
+            losses.sum().backward()
+            rows.append(losses.tolist())
+        norm = torch.nn.utils.clip_grad_norm_(parameters, float("inf"))
+        found[name] = (rows, float(norm))
+        for parameter in parameters:
+            parameter.grad = None
+    return found
+
+
 def close(found: Sequence[float], expected: Sequence[float], tolerance: float = 1e-5) -> None:
     assert list(found) == pytest.approx(list(expected), abs=tolerance)
 
@@ -73,6 +116,8 @@ async def test_the_sdk_trains_samples_saves_and_loads(version: str, tmp_path: Pa
         async with serving as service:
             key = (await service.create_key("ada")).replace("otk_", "tml-")
             found = await run_script(python, service.url, key)
+            # From 0.38 on the script ends its session; an older SDK has no way to.
+            assert bool((await service.status())["models"]) == (version == "0.25")
     assert found["version"].startswith(version)
     assert (found["models"], found["info"]) == (["tiny"], ["tiny", True, 8])
 
@@ -87,6 +132,14 @@ async def test_the_sdk_trains_samples_saves_and_loads(version: str, tmp_path: Pa
     close(found["second"], reference(4, rl.LoRA(4, seed=5, mlp=False))[0])
 
     close(found["custom"], losses[:2])
+
+    expected_losses = reference_losses()
+    assert found["losses"].keys() == expected_losses.keys() - ({"gspo"} if version == "0.25" else set())
+    for name, (output, norm) in found["losses"].items():
+        rows, expected_norm = expected_losses[name]
+        for row, values in zip(output["losses"], rows, strict=True):
+            close(row, values)
+        close([norm], [expected_norm], 1e-4)
 
     # With logprobs of -1 and advantages of .5 of the sampler.
     for row, values in zip(
@@ -119,10 +172,10 @@ async def test_the_sdk_trains_samples_saves_and_loads(version: str, tmp_path: Pa
     close(found["named"][1][1:], found["never_stopped"]["logprobs"][0][:3], 1e-4)
 
     assert found["checkpoints"] == sorted([found["named"][0], found["state"]])
-    assert (found["run"], found["runs"], found["weights_info"]) == (8, 4, 8)
+    assert (found["run"], found["runs"], found["weights_info"]) == (8, 5, 8)
     assert found["published"] == [True, True]
     assert found["left"] == [found["state"]]
-    assert (found["sessions"], found["session_runs"]) == (1, 4)
+    assert (found["sessions"], found["session_runs"]) == (1, 5)
     assert "exists; with overwrite=True it is replaced" in found["again"]
     token, column, model, path = found["errors"]
     assert "data[1]: token 99 at position 2 of target_tokens is outside the vocabulary" in token
