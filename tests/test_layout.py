@@ -77,7 +77,7 @@ ALONE_OPENS: dict[str, str | tuple[str, ...]] = {
     "cryptography": "net/tls/certificates.py",
     "cloudpickle": "runtime/serialization/pickling.py",
     "pickle": "runtime/serialization/pickling.py",
-    "sqlite3": ("controller/store.py", "tinker/store.py", "tinker/api_store.py"),
+    "sqlite3": ("controller/store.py", "tinker/store.py"),
     "fsspec": "net/storage.py",
     "uv": "node/environments/builder.py",
     "google": ("controller/providers/tpu_api.py", "tinker/wire/"),

@@ -6,16 +6,15 @@ What was accepted is on disk before its client gets an answer.
 from __future__ import annotations
 
 import json
-import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-import trio
 from attrs import asdict, field, frozen
 
 from fray.tinker.core.ledger import LedgerEntry
+from fray.tinker.store import SqliteStore
 
 _TABLES = """
     CREATE TABLE IF NOT EXISTS records (kind TEXT NOT NULL, id TEXT NOT NULL, value TEXT NOT NULL,
@@ -113,28 +112,16 @@ class TinkerCheckpoint:
 R = TypeVar("R", TinkerSession, TinkerModel, TinkerSampler, TinkerCheckpoint)
 
 
-class TinkerStore:
-    """Files of the Tinker API. Its methods take the disk's time; `call` runs one in a thread.
+class TinkerStore(SqliteStore):
+    """Files of the Tinker API.
 
     Args:
         directory: of the service, whose store holds the lock.
     """
 
     def __init__(self, directory: Path) -> None:
-        self._db = sqlite3.connect(directory / "tinker.sqlite", isolation_level=None, check_same_thread=False)
-        self._db.execute("PRAGMA journal_mode = WAL")
-        # An answer that was given is never forgotten, not even when the machine loses power.
-        self._db.execute("PRAGMA synchronous = FULL")
+        super().__init__(directory / "tinker.sqlite")
         self._db.executescript(_TABLES)
-        self._one = trio.CapacityLimiter(1)
-
-    def close(self) -> None:
-        """Close the files."""
-        self._db.close()
-
-    async def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a method in a thread. A cancelled caller waits until it has returned: what was begun is written."""
-        return await trio.to_thread.run_sync(method, *arguments, limiter=self._one)
 
     # Records
 
@@ -210,6 +197,13 @@ class TinkerStore:
             raise LookupError(f"no request {seq} of {owner}")
         answer: dict[str, Any] | None = None if row[0] is None else json.loads(row[0])
         return answer
+
+    def forget_requests(self, owner: str, numbers: Sequence[int]) -> None:
+        """Remove requests with their answers, all or none."""
+        with self._transaction():
+            self._db.executemany(
+                "DELETE FROM futures WHERE owner = ? AND seq = ?", [(owner, number) for number in numbers]
+            )
 
     def forget_bodies(self, owner: str, until: int) -> None:
         """Remove the bodies of requests whose effect a snapshot has; their answers stay."""

@@ -44,22 +44,6 @@ class EnginePlan:
     limits: UserLimits = DEFAULT_LIMITS
 
 
-class StoreAccess:
-    """Store, whose methods run in a thread, one at a time.
-
-    Args:
-        store: the store.
-    """
-
-    def __init__(self, store: ServiceStore) -> None:
-        self.store = store
-        self._one = trio.CapacityLimiter(1)
-
-    async def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a method of the store. A cancelled caller waits until it has returned: what was begun is written."""
-        return await trio.to_thread.run_sync(method, *arguments, limiter=self._one)
-
-
 class JobRunner:
     """One job that has been accepted: takes its requests from the beginning, and runs its engine once it may start.
 
@@ -78,7 +62,7 @@ class JobRunner:
         self,
         job: ServiceJob,
         plan: EnginePlan,
-        store: StoreAccess,
+        store: ServiceStore,
         entries: list[LedgerEntry],
         on_start: Callable[[], Awaitable[None]],
         on_failure: Callable[[str], Awaitable[None]],
@@ -131,7 +115,7 @@ class JobRunner:
             entry.listeners += 1
             if receipt.is_new:
                 with trio.CancelScope(shield=True):
-                    await self._store.call(self._store.store.add_request, self.job_id, entry, body)
+                    await self._store.call(self._store.add_request, self.job_id, entry, body)
                 self._stored = receipt.seq
                 self._wake()
         return receipt.seq
@@ -173,7 +157,7 @@ class JobRunner:
         self.see_client()
         if was_sent and not entry.was_sent:
             entry.was_sent = True
-            await self._store.call(self._store.store.set_sent, self.job_id, seq)
+            await self._store.call(self._store.set_sent, self.job_id, seq)
 
     def end(self, reason: str) -> None:
         """End the engine; requests that wait are answered with the reason."""
@@ -244,7 +228,7 @@ class JobRunner:
 
     async def _execute(self, engine: Any) -> None:
         """Execute requests, one after another, each when it is on disk; after a snapshot those since it first."""
-        store = self._store.store
+        store = self._store
         while True:
             seq = self.ledger.next_seq()
             if seq is None or seq > self._stored:

@@ -20,7 +20,7 @@ from fray.tinker.core.keys import USER_NAME_LIMIT, ServiceUser, hash_of, new_key
 from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits, is_abandoned, limit_text
 from fray.tinker.core.training_config import ConfigError, settings_of
 from fray.tinker.core.usage import UsageWindow
-from fray.tinker.job_runner import EnginePlan, JobRunner, StoreAccess
+from fray.tinker.job_runner import EnginePlan, JobRunner
 from fray.tinker.store import ServiceJob, ServiceStore, with_state
 
 CLIENT_GRACE_S = 3_600.0
@@ -69,7 +69,7 @@ class ServiceJobs:
     """User of all requests when no keys are required."""
 
     def __init__(self, store: ServiceStore, plan: EnginePlan, limits: JobLimits) -> None:
-        self._access, self._plan, self.limits = StoreAccess(store), plan, limits
+        self._store, self._plan, self.limits = store, plan, limits
         self.users: dict[str, ServiceUser] = {}
         self.jobs: dict[str, ServiceJob] = {}
         self.runners: dict[str, JobRunner] = {}
@@ -92,9 +92,9 @@ class ServiceJobs:
 
     async def run(self, cluster: Cluster, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the jobs until cancelled, those of before a restart first. Reports `started` when all are known."""
-        store = self._access.store
-        self.users = {user.user_id: user for user in await self._access.call(store.users)}
-        self.jobs = {job.job_id: job for job in await self._access.call(store.jobs)}
+        store = self._store
+        self.users = {user.user_id: user for user in await store.call(store.users)}
+        self.jobs = {job.job_id: job for job in await store.call(store.jobs)}
         async with trio.open_nursery() as self._nursery:
             self._cluster = cluster
             for job in self.jobs.values():
@@ -136,10 +136,10 @@ class ServiceJobs:
         known = next((user for user in self.users.values() if user.name == name), None)
         if known is not None and not known.key_hash and known.is_admin == is_admin:
             user = evolve(known, key_hash=hash_of(key))
-            await self._access.call(self._access.store.set_key, user.user_id, user.key_hash)
+            await self._store.call(self._store.set_key, user.user_id, user.key_hash)
         else:
             user = ServiceUser(new_user_id(secrets.token_hex), name, hash_of(key), time.time(), is_admin)
-            if not await self._access.call(self._access.store.add_user, user):
+            if not await self._store.call(self._store.add_user, user):
                 raise JobRefused(f"Username '{name}' already exists")
         self.users[user.user_id] = user
         return user, key
@@ -154,7 +154,7 @@ class ServiceJobs:
         user = evolve(user, key_hash="")
         # Refused from now on, and on disk before the answer.
         self.users[user.user_id] = user
-        await self._access.call(self._access.store.set_key, user.user_id, "")
+        await self._store.call(self._store.set_key, user.user_id, "")
         return user
 
     def user_of_key(self, key: str) -> ServiceUser | None:
@@ -216,7 +216,7 @@ class ServiceJobs:
 
     async def checkpoints_of(self, job: ServiceJob) -> list[dict[str, Any]]:
         """Return ``path``, ``step`` and ``bytes`` of each checkpoint that the client has saved."""
-        found = await self._access.call(self._access.store.checkpoints, job.job_id)
+        found = await self._store.call(self._store.checkpoints, job.job_id)
         return [
             {"path": path, "step": step, "bytes": await trio.to_thread.run_sync(_size_of, Path(path))}
             for path, step in found
@@ -240,7 +240,7 @@ class ServiceJobs:
     async def _write(self, job: ServiceJob) -> None:
         self.jobs[job.job_id] = job
         with trio.CancelScope(shield=True):
-            await self._access.call(self._access.store.put_job, job)
+            await self._store.call(self._store.put_job, job)
 
     async def _add_runner(self, job: ServiceJob) -> None:
         async def on_start() -> None:
@@ -259,8 +259,8 @@ class ServiceJobs:
             unfinished = sum(each.unfinished for each in runners if self.jobs[each.job_id].user_id == job.user_id)
             return self.limits.user.queued_requests - unfinished
 
-        entries = await self._access.call(self._access.store.entries, job.job_id)
-        self.runners[job.job_id] = JobRunner(job, self._plan, self._access, entries, on_start, on_failure, on_use, room)
+        entries = await self._store.call(self._store.entries, job.job_id)
+        self.runners[job.job_id] = JobRunner(job, self._plan, self._store, entries, on_start, on_failure, on_use, room)
 
     async def _schedule(self) -> None:
         """Start the jobs that can start now."""

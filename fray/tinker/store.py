@@ -8,10 +8,11 @@ from __future__ import annotations
 import fcntl
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import trio
 from attrs import evolve, frozen
 
 from fray.errors import InvalidRequest
@@ -75,8 +76,31 @@ class StoredBody:
     """Rewards of a step that was executed: none are computed again when it is repeated after a snapshot."""
 
 
-class ServiceStore:
-    """Files of the service; its methods take the disk's time, and are called one at a time.
+class SqliteStore:
+    """Database of the service. Its methods take the disk's time; `call` runs one in a thread, one at a time.
+
+    Args:
+        path: of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._db.execute("PRAGMA journal_mode = WAL")
+        # An answer that was given is never forgotten, not even when the machine loses power.
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._one = trio.CapacityLimiter(1)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._db.close()
+
+    async def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method in a thread. A cancelled caller waits until it has returned: what was begun is written."""
+        return await trio.to_thread.run_sync(method, *arguments, limiter=self._one)
+
+
+class ServiceStore(SqliteStore):
+    """Files of the service.
 
     Args:
         directory: made if needed, readable by its owner alone.
@@ -93,10 +117,7 @@ class ServiceStore:
         except BlockingIOError:
             self._lock.close()
             raise InvalidRequest(f"another service uses {directory}: choose another directory") from None
-        self._db = sqlite3.connect(directory / "service.sqlite", isolation_level=None, check_same_thread=False)
-        self._db.execute("PRAGMA journal_mode = WAL")
-        # An answer that was given is never forgotten, not even when the machine loses power.
-        self._db.execute("PRAGMA synchronous = FULL")
+        super().__init__(directory / "service.sqlite")
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         if version not in (0, SCHEMA):
             raise InvalidRequest(f"{directory} is of version {version} of the service's store; this one reads {SCHEMA}")
@@ -105,7 +126,7 @@ class ServiceStore:
 
     def close(self) -> None:
         """Close the files."""
-        self._db.close()
+        super().close()
         self._lock.close()
 
     # Users

@@ -137,6 +137,36 @@ async def test_what_is_anothers_or_wrong_is_refused(tmp_path: Path) -> None:
     await with_service(tmp_path, converse)
 
 
+async def test_an_unloaded_model_and_a_finished_session_take_no_requests(tmp_path: Path) -> None:
+    def converse(url: str, ada: str, bob: str) -> None:
+        api, other = Api(url, ada), Api(url, bob)
+        model = api.model()
+        session = model.split(":")[0]
+        waiting = api.forward(model, 2).body
+        saved = api.result(api.post("save_weights", model_id=model, seq_id=1, path="here"))["path"]
+        api.result(waiting)
+        late = api.forward(model, 4).body
+        assert other.reply("unload_model", {"model_id": model}).status == 404
+        unloaded = api.post("unload_model", model_id=model)
+        assert api.result(unloaded) == {"type": "unload_model", "model_id": model}
+        assert api.post("unload_model", model_id=model) == unloaded
+        refused = api.forward(model, 3)
+        assert (refused.status, "was unloaded" in refused.body["detail"]) == (410, True)
+        assert "was unloaded, or its session has ended, before this request" in api.result(late)["error"]
+        assert "loss:sum" in api.result(waiting)["metrics"], "answers stay"
+
+        loaded = api.post("load_weights", session_id=session, model_seq_id=1, path=saved, optimizer=True)
+        second = api.result(loaded)["model_id"]
+        assert other.reply(f"sessions/{session}/finish", {"reason": {"type": "success"}}).status == 404
+        assert api.reply(f"sessions/{session}/finish", {"reason": {"type": "success"}}).status == 204
+        assert api.reply(f"sessions/{session}/finish", {"reason": {"type": "success"}}).status == 410
+        assert api.forward(second, 1).status == 410
+        assert api.reply("sessions", method="GET").body["sessions"] == []
+        assert api.reply("weights_info", {"tinker_path": saved}).status == 200, "checkpoints stay"
+
+    await with_service(tmp_path, converse)
+
+
 async def test_a_session_without_heartbeats_ends_and_its_checkpoints_stay(tmp_path: Path) -> None:
     def converse(url: str, ada: str, bob: str) -> None:
         api = Api(url, ada)

@@ -12,11 +12,12 @@ pytest.importorskip("google.protobuf")
 
 import fray
 from fray import rl
-from fray.tinker.api_store import TinkerSession, TinkerStore
+from fray.tinker.api_store import TinkerSampler, TinkerSession, TinkerStore
 from fray.tinker.core.keys import ServiceUser
+from fray.tinker.core.sample_ledger import ANSWER_S
 from fray.tinker.tinker_api.base_engine import AdapterPlan
 from fray.tinker.tinker_api.model_run import CREATE
-from fray.tinker.tinker_api.tinker_runs import TinkerRuns
+from fray.tinker.tinker_api.tinker_runs import Expired, TinkerRuns
 from fray.tinker.wire.tinker_json import Fields
 
 ADA = ServiceUser("user_1", "ada", "", 0.0)
@@ -48,3 +49,45 @@ async def test_a_model_that_is_asked_for_twice_at_once_is_one(tmp_path: Path) ->
             callers.start_soon(create)
         assert futures == [f"{session.id}:train:0:0"] * 2
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.torch
+async def test_samples_without_a_session_are_forgotten_with_their_sampler(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    plan = AdapterPlan({"tiny": rl.TinyLlama(layers=1, width=16)}, tmp_path / "engines", threads=1)
+    wanted = {"prompt": {"chunks": [{"tokens": [1, 2]}]}, "sampling_params": {"max_tokens": 1}, "base_model": "tiny"}
+    body = json.dumps(wanted).encode()
+    store = TinkerStore(tmp_path)
+
+    async def sampled(runs: TinkerRuns) -> str:
+        request_id, _ = await runs.submit_sample(ADA, Fields(wanted), body)
+        while (answer := await runs.answer(ADA, request_id, 5.0)).get("type") == "try_again":
+            pass
+        assert len(answer["samples"]) == 1
+        return request_id
+
+    async with fray.open_cluster("local", logs=False) as cluster:
+        async with trio.open_nursery() as nursery:
+            runs = TinkerRuns(store, plan)
+            await nursery.start(runs.run, cluster)
+            first, second = await sampled(runs), await sampled(runs)
+            assert (first.rpartition(":")[0], first != second) == (second.rpartition(":")[0], True)
+            nursery.cancel_scope.cancel()
+        async with trio.open_nursery() as nursery:
+            runs = TinkerRuns(store, plan)
+            await nursery.start(runs.run, cluster)
+            await runs.answer(ADA, first, 0.0)
+            third = await sampled(runs)
+            now = trio.current_time()
+            await runs.forget_samples(now + ANSWER_S - 60)
+            assert len(runs.samplers) == 2
+            await runs.forget_samples(now + ANSWER_S)
+            assert not runs.samplers
+            assert not store.load(TinkerSampler)
+            for owner in {first.rpartition(":")[0], third.rpartition(":")[0]}:
+                assert not store.entries(owner)
+            with pytest.raises(Expired, match="answers with samples are kept for 3600 s"):
+                await runs.answer(ADA, first, 0.0)
+            assert await sampled(runs) not in (first, second, third)
+            nursery.cancel_scope.cancel()
+    store.close()

@@ -17,7 +17,7 @@ from fray.tinker.service_jobs import ServiceJobs
 from fray.tinker.tinker_api.model_run import CREATE
 from fray.tinker.tinker_api.requests import answer_response, for_user
 from fray.tinker.tinker_api.rest_routes import rest_routes
-from fray.tinker.tinker_api.tinker_runs import NotFound, TinkerRuns, check_ttl
+from fray.tinker.tinker_api.tinker_runs import UNLOAD, NotFound, TinkerRuns, check_ttl
 from fray.tinker.wire.tinker_json import Fields, adam_of
 from fray.tinker.wire.tinker_proto import CONTENT_TYPE, WireError, decode_forward_request
 
@@ -100,8 +100,7 @@ def tinker_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
         model = runs.model(user, fields.get("model_id", "str"))
         if model.session_id:
             await runs.unload(model)
-        # The answer to its creation has the id, and is there: a model is unloaded after it was made.
-        return {"request_id": f"{model.id}:0", "model_id": model.id}
+        return {"request_id": f"{model.id}:{UNLOAD}", "model_id": model.id}
 
     async def forward_backward(request: Request, user: ServiceUser) -> Response:
         body = await body_of(request)

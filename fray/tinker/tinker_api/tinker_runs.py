@@ -18,7 +18,8 @@ from fray.errors import ActorDied, FrayError
 from fray.tinker.api_store import TinkerCheckpoint, TinkerModel, TinkerSampler, TinkerSession, TinkerStore
 from fray.tinker.core.adapter_operations import AdapterOperation, OperationResult, SaveWeights
 from fray.tinker.core.keys import ServiceUser
-from fray.tinker.core.ledger import Ledger, LedgerEntry
+from fray.tinker.core.ledger import LedgerEntry
+from fray.tinker.core.sample_ledger import ANSWER_S, ANSWERS_LIMIT, SampleLedger
 from fray.tinker.tinker_api.base_engine import AdapterPlan, BaseEngine, EngineFailed
 from fray.tinker.tinker_api.model_run import CREATE, ModelRun, UserError, engine_name, failed
 from fray.tinker.wire.tinker_json import Fields, SampleBody, check_optimizer, lora_of, sample_of
@@ -32,6 +33,10 @@ MODELS_LIMIT = 256
 """Models of one user whose sessions have not ended."""
 SWEEP_S = 5.0
 """Pause between two looks for sessions and checkpoints that have expired."""
+DIRECT = "direct-"
+"""Beginning of the ids of samplers without a session."""
+UNLOAD = "unload"
+"""End of the id of the future of a model that was unloaded, in the place of a number."""
 TTL_RANGE_S = (3_600, 315_360_000)
 """Seconds that a checkpoint may be kept: an hour to ten years."""
 
@@ -65,7 +70,9 @@ class TinkerRuns:
         self.samplers: dict[str, TinkerSampler] = {}
         self.checkpoints: dict[str, TinkerCheckpoint] = {}
         self._runs: dict[str, ModelRun] = {}
-        self._samples: dict[str, Ledger] = {}
+        self._samples: dict[str, SampleLedger] = {}
+        self._direct: dict[tuple[str, str, str | None], str] = {}
+        """Sampler of each user, base model and weights for requests that name no sampler."""
         self._engines: dict[str, BaseEngine] = {}
         self._seen: dict[str, float] = {}
         self._listening: Counter[str] = Counter()
@@ -94,7 +101,7 @@ class TinkerRuns:
                     self._start_model(model, await store.call(store.entries, model.id))
             for sampler in self.samplers.values():
                 entries = await store.call(store.entries, sampler.id)
-                self._samples[sampler.id] = Ledger(entries, first=0)
+                self._samples[sampler.id] = SampleLedger(entries, trio.current_time())
                 for entry in entries:
                     if entry.answer is None:
                         self._start_sample(sampler, entry.seq)
@@ -141,7 +148,7 @@ class TinkerRuns:
         await self._store.call(self._store.remove, session)
 
     async def _sweep(self) -> None:
-        """End sessions without heartbeats and remove checkpoints that have expired."""
+        """End sessions without heartbeats, remove checkpoints that have expired, forget old samples."""
         while True:
             await trio.sleep(min(SWEEP_S, self.plan.session_s))
             limit = trio.current_time() - self.plan.session_s
@@ -153,6 +160,7 @@ class TinkerRuns:
             for checkpoint in list(self.checkpoints.values()):
                 if checkpoint.expires_at is not None and checkpoint.expires_at <= now:
                     await self.delete_checkpoint(checkpoint)
+            await self.forget_samples(trio.current_time())
 
     # Models -----------------------------------------------------------------------------------------------------------
 
@@ -385,7 +393,7 @@ class TinkerRuns:
 
     async def _add_sampler(self, sampler: TinkerSampler) -> None:
         self.samplers[sampler.id] = sampler
-        self._samples.setdefault(sampler.id, Ledger(first=0))
+        self._samples.setdefault(sampler.id, SampleLedger())
         await self._put(sampler)
 
     def sampler(self, user: ServiceUser, sampler_id: str) -> TinkerSampler:
@@ -408,20 +416,15 @@ class TinkerRuns:
         wanted = sample_of(fields)
         sampler = await self._sampler_of(user, fields, wanted)
         ledger = self._samples[sampler.id]
-        seq = wanted.seq_id if wanted.sampling_session_id else ledger.last + 1
+        seq = wanted.seq_id if wanted.sampling_session_id else ledger.next_seq
         digest = hashlib.sha256(body).hexdigest()
         if seq not in ledger.entries and self._waiting.get(user.user_id, 0) >= SAMPLES_LIMIT:
             raise TooMany(f"{SAMPLES_LIMIT} requests for samples of yours wait, the limit of this service")
-        # The ledger of samples has no order: numbers of copies of a sampler begin at multiples of 10⁹.
-        known = ledger.entries.get(seq)
-        if known is None:
-            entry = ledger.entries[seq] = LedgerEntry(seq, "asample", digest, has_effect=False)
+        if ledger.receive(seq, "asample", digest):
             self._pending[f"{sampler.id}:{seq}"] = trio.Event()
             with trio.CancelScope(shield=True):
-                await self._store.call(self._store.add, sampler.id, entry, body)
+                await self._store.call(self._store.add, sampler.id, ledger.entries[seq], body)
             self._start_sample(sampler, seq)
-        elif known.digest != digest:
-            ledger.receive("asample", digest, seq=seq)
         return f"{sampler.id}:{seq}", wanted.request.num_samples
 
     async def _sampler_of(self, user: ServiceUser, fields: Fields, wanted: SampleBody) -> TinkerSampler:
@@ -430,12 +433,32 @@ class TinkerRuns:
             self.session(user, sampler.session_id)
             return sampler
         base_model, weights, path = self._weights_of(user, fields)
-        # Requests without a sampler have one for each of their weights, which does not end.
-        digest = hashlib.sha256(f"{user.user_id}/{base_model}/{weights}".encode()).hexdigest()[:16]
-        sampler_id = f"direct-{digest}:sample:0"
-        if sampler_id not in self.samplers:
+        # Requests without a sampler have one for each of their weights, which ends when its answers are forgotten.
+        key = (user.user_id, base_model, weights)
+        if (sampler_id := self._direct.get(key)) is None:
+            sampler_id = self._direct[key] = f"{DIRECT}{secrets.token_hex(8)}:sample:0"
             await self._add_sampler(TinkerSampler(sampler_id, user.user_id, "", base_model, weights, path))
         return self.samplers[sampler_id]
+
+    async def forget_samples(self, now: float) -> None:
+        """Forget answers that are old or too many, and samplers without a session that have none any more.
+
+        Args:
+            now: seconds of Trio's clock.
+        """
+        for sampler in [each for each in self.samplers.values() if self._samples[each.id].has_old(now)]:
+            if (ledger := self._samples.get(sampler.id)) is None:
+                continue  # its session has ended meanwhile
+            old = ledger.forget(now)
+            if sampler.session_id or ledger.entries:
+                await self._store.call(self._store.forget_requests, sampler.id, old)
+                continue
+            del self.samplers[sampler.id], self._samples[sampler.id]
+            key = (sampler.user_id, sampler.base_model, sampler.weights)
+            # After a restart another one is in its place.
+            if self._direct.get(key) == sampler.id:
+                del self._direct[key]
+            await self._store.call(self._store.remove, sampler)
 
     def _start_sample(self, sampler: TinkerSampler, seq: int) -> None:
         assert self._nursery is not None
@@ -469,7 +492,7 @@ class TinkerRuns:
             with trio.CancelScope(shield=True):
                 await store.call(store.set_answer, sampler.id, seq, answer, False)
             if (ledger := self._samples.get(sampler.id)) is not None:
-                ledger.entries[seq].answer = True
+                ledger.finish(seq, trio.current_time())
         except LookupError:
             log.info("request %s has gone with its session", request_id)
         finally:
@@ -483,13 +506,19 @@ class TinkerRuns:
 
         Raises:
             NotFound: there is no such request.
+            Expired: its answer was forgotten; it may be sent again.
         """
         owner, _, number = request_id.rpartition(":")
-        if not number.isdecimal():
+        if not number.isdecimal() and number != UNLOAD:
             raise NotFound(f"request_id: no request {request_id!r:.100}")
         record = self.models.get(owner) or self.samplers.get(owner)
+        if record is None and owner.startswith(DIRECT):
+            raise _forgotten(request_id)
         if record is None or record.user_id != user.user_id:
             raise NotFound(f"request_id: no request {request_id!r:.100}, or its session has ended")
+        if number == UNLOAD:
+            # The model was unloaded before the id was given.
+            return {"type": "unload_model", "model_id": owner}
         seq = int(number)
         run = self._runs.get(owner)
         if (event := self._pending.get(request_id)) is not None and not (run is not None and run.failure):
@@ -504,6 +533,8 @@ class TinkerRuns:
         try:
             answer: dict[str, Any] | None = await self._store.call(self._store.answer, owner, seq)
         except LookupError:
+            if isinstance(record, TinkerSampler):
+                raise _forgotten(request_id) from None
             raise NotFound(f"request_id: no request {request_id!r:.100}") from None
         if answer is not None:
             return answer
@@ -532,6 +563,13 @@ class TinkerRuns:
     async def _put(self, *records: Any) -> None:
         with trio.CancelScope(shield=True):
             await self._store.call(self._store.put, *records)
+
+
+def _forgotten(request_id: str) -> Expired:
+    return Expired(
+        f"request {request_id!r:.100} has no answer here: answers with samples are kept for {ANSWER_S:g} s, and the "
+        f"newest {ANSWERS_LIMIT} of a sampler; send it again"
+    )
 
 
 def _samples_answer(result: Any, wanted: SampleBody) -> dict[str, Any]:
