@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -263,6 +265,14 @@ MUTATIONS = [
     halves_of_groups_fill_the_pool,
     trained_samples_are_not_counted,
 ]
+
+
+def test_the_table_of_bugs_in_the_docs_has_each_of_them() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "rl-reliability.md").read_text()
+    table = page.partition("| row | deliberate bugs |")[2]
+    assert set(re.findall(r"`([a-z_]+)`", table)) == {mutation.__name__ for mutation in MUTATIONS}
+    assert f"{len(MUTATIONS)} in the core" in page
+    assert f"servers left out ({len(server_states.TRANSITIONS)})" in page
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)

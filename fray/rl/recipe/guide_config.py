@@ -313,17 +313,17 @@ class ExceptionHandlingConfig(Section):
     """``runtime_monitor.exception_handling``; times in seconds."""
 
     enabled: bool = True
-    check_interval: Seconds = 1.0
+    check_interval: Seconds = field(default=1.0, metadata=UNUSED)
     policy: Literal["stop_on_error", "continue", "stop_on_critical"] = "stop_on_critical"
 
 
 @define
 class HealthCheckConfig(Section):
-    """``runtime_monitor.health_check``; times in seconds."""
+    """``runtime_monitor.health_check``; times in seconds. Processes of a run are always watched."""
 
-    enabled: bool = True
-    check_interval: Seconds = 5.0
-    timeout: Seconds = 5.0
+    enabled: bool = field(default=True, metadata=UNUSED)
+    check_interval: Seconds = field(default=5.0, metadata=UNUSED)
+    timeout: Seconds = field(default=5.0, metadata=UNUSED)
 
 
 @define

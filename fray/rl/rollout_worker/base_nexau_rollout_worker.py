@@ -43,7 +43,8 @@ class BaseNexAURolloutWorker(BaseRolloutWorker):
 
     Args:
         config: beside that of `BaseRolloutWorker`, ``nexau_agent_config_path`` (``file.py:factory``),
-            ``nexau_agent_workspace`` (directory that is added to `sys.path`) and ``task_name``.
+            ``nexau_agent_workspace`` (directory that is added to `sys.path`) and ``task_name`` (a key of
+            its trajectories).
 
     ``factory(llm)`` gets the `LLMServiceClient` and returns ``agent(query)``, which returns its answer, or a tuple of
     the answer and NexAU's traces. Without traces, all replies of the model in this step are the agent's.
@@ -98,6 +99,8 @@ class BaseNexAURolloutWorker(BaseRolloutWorker):
         observation = list(calls[-1]["messages"]) if calls else []
         shared |= {"final_answer": str(answer), "observation": observation}
         shared["model_tag"] = self._llm_client._model_tag
+        if task_name := self._config.get("task_name"):
+            shared["task_name"] = task_name
         answers = [self._put_trajectory({**shared, **trajectory}) for trajectory in trajectories]
         return next((one for one in answers if one != SUCCESS), SUCCESS) if answers else None
 

@@ -1,4 +1,4 @@
-"""Table of the page about moving from NexRL: each name exists, and each test is there."""
+"""Table of the page about moving from NexRL: each name exists, and its test uses it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from fray.rl.recipe.guide_config import GuideConfig
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "from-nexrl.md"
+OPERATORS = {"__len__": r"\blen\(", "__getitem__": r"\bloader\["}
+"""Calls of methods whose names a test does not have."""
 ROWS = re.findall(r"^\| (`.*) \| `(test_\w+\.py)` \|$", PAGE.read_text(), re.MULTILINE)
 
 
@@ -31,13 +33,16 @@ def found(path: str) -> Any:
 
 
 @pytest.mark.parametrize(("names", "test"), ROWS, ids=[names.split("`")[1] for names, _ in ROWS])
-def test_each_name_of_the_table_exists_and_its_test_is_there(names: str, test: str) -> None:
-    assert list(ROOT.glob(f"tests/rl/**/{test}")), test
+def test_each_name_of_the_table_exists_and_its_test_uses_it(names: str, test: str) -> None:
+    (path,) = ROOT.glob(f"tests/rl/**/{test}")
+    content = path.read_text()
     owner = ""
     for name in re.findall(r"`([^`]+)`", names):
         full = f"{owner}{name}" if name.startswith(".") else name
         owner = full.rpartition(".")[0]
         assert has_key(full) or found(full) is not None
+        last = full.rpartition(".")[2]
+        assert re.search(OPERATORS.get(last, rf"\b{last}\b"), content), f"{full} does not occur in {test}"
 
 
 def has_key(path: str) -> bool:

@@ -159,6 +159,8 @@ def test_metrics_and_validations_go_to_the_loggers() -> None:
         {"data": {"step": 1.0, "reward_mean": 0.5}, "step": 1},
         {"data": {"step": 2.0, "val/reward": 0.25}, "step": 2},
     ]
+    controller._end_validate("default")
+    assert got[2] == got[1]
     assert controller._run_validate("default") == {"step": 2.0, "val/reward": 0.25}
     assert controller.activity_tracker.get_training_step() == 1
     controller._on_step({"step": 3.0})
@@ -205,6 +207,10 @@ def test_errors_stop_by_the_policy() -> None:
         controller.activity_tracker.report_exception("worker", "step", KeyError("x"))
         assert controller._check_module_exceptions() is is_healthy
         assert controller._run.on_error == policy
+    ignoring = rl.NexRLController(config({"runtime_monitor.exception_handling": {"enabled": False}}))
+    ignoring.activity_tracker.report_exception("worker", "step", KeyError("x"), rl.ErrorSeverity.CRITICAL)
+    assert ignoring._check_module_exceptions()
+    assert ignoring._run.on_error == "continue"
     controller.activity_tracker.report_exception("worker", "step", KeyError("x"), rl.ErrorSeverity.CRITICAL)
     assert controller._check_module_exceptions()
     controller._stop()
@@ -251,7 +257,7 @@ def test_a_checkpoint_of_another_run_is_copied_once(tmp_path: Path) -> None:
         "resume": {"mode": "from_path", "resume_path": str(from_)},
     }
     controller = rl.NexRLController(config(changes))
-    assert controller._load_initial_checkpoint() == str(from_)
+    assert controller._load_initial_checkpoint() == controller._load_resume_checkpoint() == str(from_)
     copy_checkpoint(controller._config)
     copy_checkpoint(controller._config)
     assert (tmp_path / "new" / "checkpoints" / "global_step_4" / STATE_FILE).is_file()
@@ -289,6 +295,7 @@ def test_a_checkpoint_of_another_run_is_copied_once(tmp_path: Path) -> None:
             {"service.inference_service.max_length": 512},
             "service.inference_service.max_length: found 512; the context of the model is 256",
         ),
+        ({"validate.eval.type": "defalt"}, r"validate.eval.type: found 'defalt'; expected one of 'default'"),
         ({"rollout_worker.typ": "mock"}, r"rollout_worker.typ: unknown key; did you mean type\?"),
         ({"rollout_worker.type": "simpel"}, "rollout_worker.type: found 'simpel'"),
     ],

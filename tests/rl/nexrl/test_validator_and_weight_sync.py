@@ -126,6 +126,24 @@ def test_servers_keep_the_version_that_is_validated() -> None:
     assert [version.number for version in sent] == [1, 2, 4]
 
 
+def test_weights_whose_transfer_failed_are_sent_when_asked() -> None:
+    controller = rl.WeightSyncController({"sync_mode": "sync"})
+    sent: list[VersionName] = []
+
+    def fail(tag: str, version: VersionName) -> None:
+        raise ConnectionError(tag)
+
+    controller.set_transfer(fail)
+    with pytest.raises(ConnectionError, match="m"):
+        controller.train_worker_notify_weight_update("trainer", "m")
+    assert (controller.get_rollout_model_version("m"), controller.check_rollout_service_status("m")) == (0, "block")
+    controller.set_transfer(lambda tag, version: sent.append(version))
+    for _ in range(2):  # the second time the servers have them
+        controller.sync_weight_to_rollout_service("m")
+    assert (controller.get_rollout_model_version("m"), controller.check_rollout_service_status("m")) == (1, "continue")
+    assert sent == [VersionName(0, 1)]
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [

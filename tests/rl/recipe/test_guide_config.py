@@ -125,9 +125,13 @@ def test_relative_paths_refer_to_nexrl_path(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_keys_without_effect_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    handling = {"exception_handling": {"check_interval": 2}, "health_check": {"check_interval": 3, "timeout": 4}}
     with caplog.at_level(logging.INFO):
         config = load_guide_config({"defaults": ["_self_"], "weight": {"checkpoint_manager": {"type": "x"}}})
+        watched = load_guide_config({"runtime_monitor": handling})
     assert config.unused == ("defaults", "weight.checkpoint_manager")
+    below = ("exception_handling.check_interval", "health_check.check_interval", "health_check.timeout")
+    assert watched.unused == tuple(f"runtime_monitor.{key}" for key in below)
     assert "config: keys without effect: defaults, weight.checkpoint_manager" in caplog.text
 
 

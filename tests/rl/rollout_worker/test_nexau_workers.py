@@ -110,6 +110,7 @@ async def rolled_out(
         "nexau_agent_config_path": f"agent.py:{factory}",
         "evaluator_module_path": "agent.py:Judge",
         "nexau_agent_workspace": ".",
+        "task_name": "digits",
     }
     episode = WorkerEpisode(worker, config, ("logprobs", "reward"))
     return list((await episode({"question": "12", "id": 7}, rl.LLM(answer_of, TOKENIZER))).trajectories)
@@ -121,7 +122,7 @@ async def test_an_agent_of_the_user_needs_no_package_and_all_its_calls_are_train
     assert (second["tokens"][0], second["loss_mask"]) == (9, [0, 1])
     assert [length for _, length in first["versions"]] == [2, 1]
     for trajectory in (first, second):
-        assert (trajectory["reward"], trajectory["id"]) == (1.0, 7)
+        assert (trajectory["reward"], trajectory["id"], trajectory["task_name"]) == (1.0, 7, "digits")
     assert first["final_answer"] == second["final_answer"]
 
 
@@ -142,9 +143,12 @@ async def test_the_query_and_the_mask_are_the_users(tmp_path: Path) -> None:
         def get_train_loss_mask(self, trajectory_infos: list[dict[str, Any]]) -> list[bool]:
             return [number == 0 for number in range(len(trajectory_infos))]
 
+        def run_agent(self, task: dict[str, Any]) -> Any:
+            return super().run_agent({**task, "seen": True})
+
     (trajectory,) = await rolled_out(tmp_path, "make", Masked)
     assert trajectory["tokens"][:3] == [1, 2, 3]
-    assert trajectory["loss_mask"] == [0, 0, 0, 1, 1, 0, 0]
+    assert (trajectory["loss_mask"], trajectory["seen"]) == ([0, 0, 0, 1, 1, 0, 0], True)
 
 
 def test_a_file_of_nexau_without_the_package_is_refused_with_what_needs_nothing() -> None:

@@ -208,6 +208,41 @@ def test_a_penalty_in_the_rewards_is_that_of_fray() -> None:
     assert found["kl"] != 0
 
 
+def test_an_update_is_made_of_the_methods_of_the_guide() -> None:
+    called: list[str] = []
+
+    def noting(name: str) -> Any:
+        def method(self: Any, *arguments: Any) -> Any:
+            called.append(name)
+            return getattr(super(Noting, self), name)(*arguments)
+
+        return method
+
+    names = (
+        "_process_trajectories", "_prepare_batch", "_log_rollout_metrics", "_compute_old_log_probs", "_reward_fn",
+        "_apply_kl_penalty", "_compute_advantage", "_compute_data_metrics",
+    )  # fmt: skip
+    Noting = type("Noting", (SelfHostedGrpoTrainer,), {name: noting(name) for name in names})
+    trainer = with_policy(Noting(SETTINGS | {"kl": rl.KlPenalty(0.1, place="reward")}))
+    posts: list[Any] = []
+    tracker = rl.ActivityTracker()
+    tracker.experiment_logger.sinks["wandb"] = lambda **values: posts.append(values)
+    trainer.set_activity_tracker(rl.ActivityTrackerProxy(tracker))
+    rows = batch_of(trainer.policy)
+    metrics = trainer.train(rows)
+    assert called == list(names)
+    mean = sum(row["reward"] for row in rows) / len(rows)
+    assert posts == [{"data": {"rollout/reward_mean": pytest.approx(mean), "rollout/samples": 8.0}, "step": 0}]
+    assert metrics["critic/score/mean"] == pytest.approx(mean)
+    assert metrics["response_length/max"] == max(sum(row["loss_mask"]) for row in rows)
+    remote = with_policy(RemoteApiGrpoTrainer(SETTINGS))
+    (datum,) = remote._convert_trajectories_to_datums(
+        [{"tokens": [1, 2], "loss_mask": [0, 1], "logprobs": [0.0, -1.0], "advantage": 0.5}]
+    )
+    assert datum["model_input"] == [1]
+    assert datum["loss_fn_inputs"]["advantages"] == [0.5]
+
+
 def test_old_logprobs_may_be_those_of_the_rollout() -> None:
     trainer = with_policy(SelfHostedGrpoTrainer({**SETTINGS, "do_old_log_prob_compute": False}))
     whole, rows = policy(), batch_of(trainer.policy)
@@ -363,6 +398,7 @@ class Counting(BaseTrainer):
 
 def test_a_trainer_beside_a_pool_trains_its_batches_and_notifies_the_controller() -> None:
     trainer = Counting({"batch_size": 2, "total_train_steps": 2})
+    trainer.initialize_workers()  # has no effect unless overridden
     pool = rl.TrajectoryPool({"batch_size": 2, "group_size": 1, "key_list": []})
     controller = rl.WeightSyncController({"sync_mode": "fully-async"})
     pool.set_module_references(None, controller, rl.ActivityTrackerProxy(rl.ActivityTracker()))
