@@ -8,7 +8,7 @@ PYTEST := $(PY) -m pytest
 # What torch itself requires, without the CUDA packages that the build for CPUs does without, and what fray.rl and its tests
 # import beside it (torch itself must not be resolved here).
 RL_NEEDS := filelock\nfsspec\njinja2\nnetworkx\nsetuptools\nsympy\ntyping-extensions\nhttpx\nhypercorn\nnumpy\nomegaconf\n
-RL_NEEDS := $(RL_NEEDS)openai\nprotobuf\npsutil\nrich\nsafetensors\nstarlette\ntokenizers\ntransformers\n
+RL_NEEDS := $(RL_NEEDS)openai\nprotobuf\npsutil\nrich\nsafetensors\nstarlette\ntensorboard\ntokenizers\ntransformers\n
 PARALLEL := -n $(TEST_WORKERS) --dist loadgroup
 
 .PHONY: help demo test test-all test-rl test-tinker test-marin network lint docs campaign bench peers clean constraints venv

@@ -180,6 +180,7 @@ def test_loggers_that_cannot_be_used_are_refused(monkeypatch: pytest.MonkeyPatch
     )
 
 
+@pytest.mark.torch  # the environment of make test-rl has it
 @pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="needs tensorboard: pip install")
 def test_a_logger_has_what_the_run_and_what_the_program_reports(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -153,6 +153,7 @@ def test_mlflow_has_the_metrics_of_each_update(tmp_path: Path, monkeypatch: pyte
     }
 
 
+@pytest.mark.torch  # the environment of make test-rl has it
 @needs("tensorboard")
 def test_tensorboard_has_the_metrics_of_each_update(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
