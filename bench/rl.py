@@ -36,6 +36,8 @@ from typing import Any
 import trio
 
 import fray
+from bench.faults.processes import all_processes, below
+from bench.faults.rl_kills import ROLES
 from bench.rl_no_op import NoOpEngine, ServedFile, timed_memcpy
 from fray import rl
 from fray.rl.controller import RunController
@@ -53,6 +55,8 @@ ROOT = Path(__file__).parents[1]
 clock = time.perf_counter
 TINY = rl.TinyLlama(layers=1, width=16, mlp=32)
 SLOW_S, FAST_S = 2.0, 0.2
+PARTS = {title: part for part, title in {**ROLES, "coordinator": ROLES["pool"]}.items() if part != "pool"}
+"""Parts of a run by the titles of their processes."""
 
 
 # Gate ----------------------------------------------------------------------------------------------------------------
@@ -67,16 +71,39 @@ def plain_step_s(steps: int) -> float:
     return float(found[1]) / steps
 
 
-def run_step_s(steps: int, sync: str, episode: str) -> float:
-    """Return the seconds of a step of a run, without the first five, in which processes start."""
+def run_step_s(steps: int, sync: str, episode: str) -> tuple[float, dict[str, float]]:
+    """Return the seconds of a step of a run, without the first five, in which processes start.
+
+    And of these steps the milliseconds of CPU time of each part of the run, a step.
+    """
     sys.path.insert(0, str(ROOT / "examples"))
     from rl_digits import copy_digits, copy_digits_in_groups, digits_run
 
     rollout = copy_digits_in_groups if episode == "group" else copy_digits
     trainer = rl.GRPO(groups=32, group_size=16, lr=1e-3, steps=steps)
-    run = digits_run(trainer=trainer, sync=sync, rollout=rollout, episode=episode, progress=False)
+    used: list[dict[str, float]] = []
+    run = digits_run(
+        trainer=trainer,
+        sync=sync,
+        rollout=rollout,
+        episode=episode,
+        progress=False,
+        on_step=lambda _: used.append(cpu_ms()),
+    )
     at = [step["elapsed_s"] for step in trio.run(run.main).steps]
-    return (at[-1] - at[4]) / (len(at) - 5)
+    counted = len(at) - 5
+    return (at[-1] - at[4]) / counted, {part: (used[-1][part] - used[4][part]) / counted for part in used[4]}
+
+
+def cpu_ms() -> dict[str, float]:
+    """Return the milliseconds of CPU time that each part of this process's run has used."""
+    tick_ms = 1e3 / os.sysconf("SC_CLK_TCK")
+    used = {"controller": 1e3 * time.process_time()}
+    for process in below(os.getpid(), all_processes()):
+        part = PARTS.get(process.comm, "other")
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        used[part] = used.get(part, 0.0) + tick_ms * (int(fields[11]) + int(fields[12]))
+    return used
 
 
 def gate(steps: int) -> dict[str, Any]:
@@ -85,13 +112,14 @@ def gate(steps: int) -> dict[str, Any]:
         for episode in ("group", "sample")
         for sync in ("sync", "fully-async")
     }
-    plain, found = [plain_step_s(steps)], {}
+    plain, found, cpu = [plain_step_s(steps)], dict[str, float](), dict[str, float]()
     for name, (sync, episode) in runs.items():
-        found[name] = run_step_s(steps, sync, episode)
+        found[name], used = run_step_s(steps, sync, episode)
+        cpu |= {f"{name}: CPU ms a step, {part}": ms for part, ms in {**used, "all": sum(used.values())}.items()}
         plain.append(plain_step_s(steps))
     base = median(plain)
     ratios = {f"{name} / plain loop": seconds / base for name, seconds in found.items()}
-    return {"plain loop, s a step": base, "lowest": min(plain), "highest": max(plain), **found, **ratios}
+    return {"plain loop, s a step": base, "lowest": min(plain), "highest": max(plain), **found, **ratios, **cpu}
 
 
 # Pool and tail -------------------------------------------------------------------------------------------------------
@@ -352,7 +380,7 @@ def main() -> None:
         results[name] = SECTIONS[name](options.steps or STEPS[name])
         print(f"{name}:", flush=True)
         for what, value in results[name].items():
-            print(f"  {what:48} {value:10,.3f}", flush=True)
+            print(f"  {what:64} {value:10,.3f}", flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2))
 
