@@ -31,7 +31,7 @@ from attrs import evolve
 from bench.schedule.baselines import first_fit, fluid
 from bench.schedule.fleet import RULES, Fleet
 from bench.schedule.loads import GB, Work, backlog, day, odd, small
-from fray.controller import gc_tuning
+from fray import gc_tuning
 from fray.controller.serve import restore_state
 from fray.controller.store import Store
 from fray.model.resources import Demand

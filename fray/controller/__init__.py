@@ -2,7 +2,7 @@
 
 What lives where; each part imports only parts above it:
 
-- `blobs`, `gc_tuning`: files of payloads, garbage collection.
+- `blobs`: files of payloads.
 - `workspaces`: uploaded workspaces, in chunks, and how long they are kept.
 - `metrics`: measurements of attempts, captured stacks, usage over time; all in memory.
 - `store`: the database of the scheduler's rows and events. `log_cache`, `secret_store`, `join_tokens`: what attempts

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from fray.controller import gc_tuning
+from fray import gc_tuning
 from fray.controller.accepted_tokens import AcceptedTokens
 from fray.controller.options import Options, make_token_reader, parse, write_pins
 from fray.controller.policy_file import read_policy_file, reload_on_hangup

@@ -31,6 +31,7 @@ from fray.rl.messages import (
     TrainingBatch,
     ValidationResult,
 )
+from fray.rl.process_start import loading
 
 T = TypeVar("T")
 EXPIRY_PERIOD_S = 1.0
@@ -57,7 +58,8 @@ class Coordinator:
     ) -> None:
         self._plan, self._rows, self._validation_rows = plan, rows, validation_rows
         self._journal = None if directory is None else RunJournal(directory)
-        self._state = RunState.new(plan) if self._journal is None else self._journal.recover(plan)
+        with loading():
+            self._state = RunState.new(plan) if self._journal is None else self._journal.recover(plan)
         self._changed = trio.Event()
         self._routes: list[ServerRoute] = []
         # Not from 0: a process that knows the table of a lost coordinator must not take the next one's for the same.

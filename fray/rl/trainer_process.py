@@ -15,6 +15,7 @@ from fray.api.objects import allocate, put
 from fray.rl.messages import TrainingBatch, repeatable
 from fray.rl.model_spec import ModelSpec
 from fray.rl.nexrl_types import Trajectory
+from fray.rl.process_start import loading
 from fray.rl.train.settings import GRPO
 from fray.rl.trainer.base_trainer import BaseTrainer, mean_reward
 from fray.rl.weights.published import PublishedWeights, WeightFile
@@ -56,6 +57,19 @@ class TrainerProcess:
         dump_directory: Path | None = None,
         own: BaseTrainer | None = None,
     ) -> None:
+        self._coordinator, self._line = coordinator, 0
+        # The thresholds stay: garbage of an update may have tensors of the size of the model.
+        with loading(thresholds=None):
+            self._trainer = self._load(model, settings, threads, dump_directory, own)
+
+    def _load(
+        self,
+        model: ModelSpec,
+        settings: GRPO,
+        threads: int | None,
+        dump_directory: Path | None,
+        own: BaseTrainer | None,
+    ) -> Any:
         # Torch is loaded here, in the trainer's process, and not where this actor is created.
         from fray.rl.tensors.language_model import hide_progress, load_model, set_threads
         from fray.rl.tensors.policy_trainer import PolicyTrainer
@@ -63,15 +77,15 @@ class TrainerProcess:
         hide_progress()
         if threads is not None:
             set_threads(threads)
-        self._coordinator, self._line = coordinator, 0
 
         def policy(settings: GRPO) -> PolicyTrainer:
             return PolicyTrainer(load_model(model, settings.dtype), settings, dump_directory=dump_directory)
 
-        self._trainer: Any = policy(settings) if own is None else _OwnTrainer(own)
-        if own is not None:
-            own.set_policy(policy)
-            own.initialize_workers()
+        if own is None:
+            return policy(settings)
+        own.set_policy(policy)
+        own.initialize_workers()
+        return _OwnTrainer(own)
 
     async def ping(self) -> None:
         """Return: the process answers, whatever its training thread does. For health checks."""

@@ -28,6 +28,7 @@ from fray.rl.inference.decoding_thread import Command, DecodingThread
 from fray.rl.inference.http_settings import HttpPort
 from fray.rl.inference.request_table import OpenRequest, RequestBatch, RequestTable, ServerBusy
 from fray.rl.inference.requests import Completion, GenerateRequest, TokenEvent
+from fray.rl.process_start import loading
 
 RATE_WINDOW_S = 10.0
 """Seconds over which tokens per second and the busy share are counted."""
@@ -42,6 +43,11 @@ log = logging.getLogger("fray.rl.inference")
 def _resume(decoder: Decoder, done: Done) -> None:
     decoder.resume()
     done(None)
+
+
+def _make_and_freeze(make_engine: Callable[[], DecodingEngine]) -> DecodingEngine:
+    with loading():
+        return make_engine()
 
 
 def _do_all(commands: Sequence[Command], decoder: Decoder) -> None:
@@ -68,7 +74,9 @@ class InferenceServer:
             self._actor = current_actor()
         except FrayError:
             pass
-        self._thread = DecodingThread(make_engine, name, self._take, self._end)
+        # A program that has a server as an object may do other things in its process.
+        make = make_engine if self._actor is None else partial(_make_and_freeze, make_engine)
+        self._thread = DecodingThread(make, name, self._take, self._end)
         self._requests = RequestTable(
             lambda request, stream: self._send(lambda decoder: decoder.add(request, stream)),
             lambda name: self._thread.send(lambda decoder: decoder.cancel(name)),

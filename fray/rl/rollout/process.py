@@ -19,6 +19,7 @@ from fray.rl.inference.requests import Completion, GenerateRequest, PromptTooLon
 from fray.rl.messages import SampleResult, ServerRoute, TaskGrant, TaskResult, repeatable
 from fray.rl.model_spec import ModelSpec, model_name
 from fray.rl.nexrl_types import Trajectory
+from fray.rl.process_start import loading
 from fray.rl.rollout.request_batches import RequestBatches
 from fray.rl.rollout.scores import AttemptEnded, MadeTrajectories, Score, finite_scores, scores_of, trajectories_of
 from fray.rl.rollout.server_choice import ServerChoice
@@ -32,6 +33,8 @@ UNLIMITED = 2**31
 """Vocabulary of a model that is not known here."""
 DETAIL_LIMIT_CHARACTERS = 4_000
 """Length of the end of a traceback that is kept of a failed episode."""
+THRESHOLDS = (100_000, 5, 100)
+"""Thresholds of the garbage collector: above the objects of hundreds of episodes, none of which is garbage."""
 
 
 @frozen
@@ -64,8 +67,9 @@ class RolloutProcess:
 
     def __init__(self, plan: EpisodePlan, coordinator: ActorHandle) -> None:
         self._plan, self._coordinator = plan, coordinator
-        self._tokenizer = load_tokenizer(plan.model)
-        self._limits = None if plan.needs is None or plan.is_own_trainer else load_limits(plan.model)
+        with loading(THRESHOLDS):
+            self._tokenizer = load_tokenizer(plan.model)
+            self._limits = None if plan.needs is None or plan.is_own_trainer else load_limits(plan.model)
         self._idle = plan.workers
         self._freed = trio.Event()
         self._results: list[TaskResult] = []

@@ -224,6 +224,11 @@ def track_process_actors() -> None:
     _process_actors = []
 
 
+def has_own_process() -> bool:
+    """Return whether this process serves one attempt only, and no program of a user runs beside it."""
+    return _process_actors is not None
+
+
 @contextmanager
 def actor_of_process(lifecycle: ActorLifecycle) -> Iterator[None]:
     """Count the actor among those of this process while entered."""
