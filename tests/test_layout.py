@@ -336,6 +336,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("coordinator", "records", "rollout", "trainer_process"),
         ("rollout_worker", "run_parts"),
         ("controller",),
+        ("run_job",),
         ("run",),
         ("recipe.run_recipe",),
         ("nexrl.guide_run",),

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import trio
-from attrs import define, field
+from attrs import define, field, fields
 
 from fray.api.cluster import Cluster
+from fray.api.jobs.job import Job
 from fray.api.open import default_spec, open_cluster
-from fray.errors import InvalidRequest
+from fray.errors import FrayError, InvalidRequest
 from fray.model.resources import ResourceConfig
 from fray.model.text import near_text
 from fray.rl.checkpoint import check_resumable, latest_checkpoint, unfinished_checkpoints
@@ -36,9 +37,11 @@ from fray.rl.inference.http_settings import HttpPort
 from fray.rl.messages import RunStatus, ValidationResult
 from fray.rl.model_spec import ModelSpec
 from fray.rl.nexrl_types import Trajectory
+from fray.rl.records.run_owner import OutputLock, add_line, read_state
 from fray.rl.records.trackers import TrackedRun, TrackerSet, check_trackers
 from fray.rl.rollout.process import Episode, EpisodePlan
 from fray.rl.rollout_worker import BaseRolloutWorker, WorkerEpisode
+from fray.rl.run_job import acquire, digest, follow_living, submit, texts_of
 from fray.rl.run_parts import RunParts
 from fray.rl.tokenizers import load_limits
 from fray.rl.train.batch_advantages import needed_keys
@@ -59,6 +62,9 @@ STOP_S = 5.0
 """Seconds that the update under way, and its checkpoint, have after Ctrl-C; then processes have as long to end."""
 METRICS_FILE = "metrics.jsonl"
 """File of the output directory with the metrics of each update."""
+LINE_PREFIX = "fray.rl: "
+NOT_COMPARED = ("on_step", "on_validation", "progress", "env_vars", "parts")
+"""Arguments of `Run` that may differ when a run is started again while it lives."""
 
 
 @define
@@ -134,9 +140,10 @@ class Run:
         env_vars: variables of the environment of all its processes. Default none beside those that they have anyway.
         trackers: ``"tensorboard"`` (in the output directory), ``"wandb"``, ``"trackio"``, ``"mlflow"``: packages that
             get the metrics of each update, beside the console and ``metrics.jsonl``. Default none.
-        resources: what each ``"trainer"``, ``"server"`` and ``"rollout"`` process reserves. Default nothing.
-        on_step: called in this process with the metrics of each update.
-        on_validation: called in this process with the metrics of each validation.
+        resources: what each ``"trainer"``, ``"server"`` and ``"rollout"`` process reserves, and the ``"controller"`` of
+            a run that is a job of its own. Default nothing.
+        on_step: called with the metrics of each update, in this process or in that of the run's job.
+        on_validation: called there with the metrics of each validation.
         progress: whether a line for each update is printed to standard error. Default True.
 
     Raises:
@@ -195,43 +202,90 @@ class Run:
         """Run on the cluster of ``FRAY_CLUSTER_SPEC`` or ``fray login``; default: processes of this machine.
 
         Ctrl-C and SIGTERM end it after the update under way, which is saved, within 10 s; the second one ends it at
-        once.
+        once. If the run of this output lives already, as a job or in another process, that one is followed to its end;
+        Ctrl-C leaves it running.
 
         Raises:
+            InvalidRequest: the run that lives already has other settings.
             KeyboardInterrupt: it was ended by Ctrl-C.
             SystemExit: by SIGTERM.
             BaseException: as `run_on`.
+            FrayError: the run that was followed has failed.
         """
         async with open_cluster(_default_spec()) as cluster:
-            result = RunResult()
-            log = _StepLog(result, self)
-            with log:
-                result.status = await _run_until_signal(self._controller(cluster, log), log)
-            return result
+            with OutputLock(self.parts.output) as lock:
+                if await follow_living(cluster, self.parts, lock, self._say):
+                    return self._result_of_other()
+                result = RunResult()
+                log = _StepLog(result, self)
+                with log:
+                    result.status = await _run_until_signal(self._controller(cluster, log), log)
+                return result
+
+    async def submit(self, cluster: Cluster) -> Job[RunStatus]:
+        """Launch the run as a job of its own, which outlives this driver, and whose name is that of the run.
+
+        The cluster starts the job again when its process or machine is lost, and it continues from the last checkpoint.
+        If a job of this run lives already, it is returned; ``fray rl stop`` ends it.
+
+        Args:
+            cluster: with machines that have the output directory.
+
+        Returns:
+            the job; its result is the last status of the run.
+
+        Raises:
+            InvalidRequest: there is no output, its checkpoint is of other data or another model, or the run lives with
+                other settings, or outside of jobs; or another job has the name.
+        """
+        self._check_output()
+        return await submit(self, cluster)
+
+    def _say(self, text: str) -> None:
+        if self.progress:
+            print(text if text.startswith(LINE_PREFIX) else f"{LINE_PREFIX}{text}", file=sys.stderr, flush=True)
+
+    def _result_of_other(self) -> RunResult:
+        """Return the result of a run that was followed, from its files. Raises FrayError if it failed."""
+        assert self.parts.output is not None
+        status = read_state(self.parts.output)
+        if status["state"] == "failed":
+            raise FrayError(f"run {self.parts.name} failed: {status['error']}")
+        file = self.parts.output / METRICS_FILE
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+        steps = [row for row in rows if not _is_validation(row)]
+        return RunResult(steps, [row for row in rows if _is_validation(row)])
 
     async def run_on(self, cluster: Cluster) -> RunResult:
         """Run on an open cluster. All that it starts ends with this call.
 
         Raises:
-            InvalidRequest: the output has a checkpoint of other data, another model, or groups of another size.
+            InvalidRequest: the output has a checkpoint of other data, another model, or groups of another size; or it
+                is the output of a run that lives.
             BaseException: the error of the trainer, or of a constructor.
             EpisodesFailed: episodes failed in a way at which ``on_error`` ends the run.
             ActorDied: a part of the run failed more often than it may be restarted.
         """
-        result = RunResult()
-        with _StepLog(result, self) as log:
-            result.status = await self._controller(cluster, log).run()
-        return result
+        with OutputLock(self.parts.output) as lock:
+            await acquire(lock, self.parts, self._say)
+            result = RunResult()
+            with _StepLog(result, self) as log:
+                result.status = await self._controller(cluster, log).run()
+            return result
+
+    def _check_output(self) -> None:
+        """Raise InvalidRequest if the run cannot continue from the checkpoint in its output."""
+        directory = self.parts.checkpoints
+        checkpoint = None if directory is None else latest_checkpoint(directory)
+        if checkpoint is not None:
+            check_resumable(checkpoint, self.parts.facts)
 
     def _controller(self, cluster: Cluster, log: _StepLog) -> RunController:
         """Return the controller, once the output has been checked."""
         directory = self.parts.checkpoints
-        if directory is not None:
-            for path in unfinished_checkpoints(directory):
-                log.note(f"ignores {path}: it was not finished")
-            checkpoint = latest_checkpoint(directory)
-            if checkpoint is not None:
-                check_resumable(checkpoint, self.parts.facts)
+        for path in () if directory is None else unfinished_checkpoints(directory):
+            log.note(f"ignores {path}: it was not finished")
+        self._check_output()
         return RunController(
             cluster, self.parts, log.add_step, log.add_samples, log.rewind, log.note, log.add_validation
         )
@@ -312,8 +366,9 @@ def _check_settings(run: Run) -> None:
         raise InvalidRequest(f"invalid inference_port {port!r}: {text}")
     if run.inference_key is not None and port is None:
         raise InvalidRequest("inference_key is for the HTTP ports of servers: expected inference_port=8000, too")
-    if unknown := set(run.resources) - {"trainer", "server", "rollout"}:
-        raise InvalidRequest(f"invalid key {min(unknown)!r} of resources; expected trainer, server or rollout")
+    if unknown := set(run.resources) - {"trainer", "server", "rollout", "controller"}:
+        known = "trainer, server, rollout or controller"
+        raise InvalidRequest(f"invalid key {min(unknown)!r} of resources; expected {known}")
     _check_lengths(run)
     check_trackers(run.trackers, run.output)
     _choice("episode", run.episode, ("sample", "group"))
@@ -467,7 +522,25 @@ def _parts_of(run: Run) -> RunParts:
         },
         validation_rows=validation_rows,
         own_trainer=own,
+        settings=_settings_of(run, rows, validation_rows),
     )
+
+
+def _settings_of(run: Run, rows: Sequence[dict[str, Any]], validation: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Return the settings as texts, without those in which a second start of the same run may differ."""
+    given = {one.name: getattr(run, one.name) for one in fields(Run) if one.name not in NOT_COMPARED}
+    key, trainer = run.inference_key, run.trainer
+    settings = trainer.settings if isinstance(trainer, BaseTrainer) else trainer
+    replaced: dict[str, Any] = {
+        "data": f"{len(rows)} rows ({_fingerprint(rows)})",
+        "validation_data": f"{len(validation)} rows ({_fingerprint(validation)})",
+        "trainer": settings.as_dict() if isinstance(settings, GRPO) else settings,
+        "output": None if run.output is None else Path(run.output).absolute(),
+        # Not the key itself: others may read the file.
+        "inference_key": None if key is None else digest(key),
+    }
+    own = {"trainer_class": type(trainer)} if isinstance(trainer, BaseTrainer) else {}
+    return texts_of(given | replaced | own)
 
 
 def _trainer_of(run: Run) -> tuple[GRPO | None, BaseTrainer | None]:
@@ -537,8 +610,7 @@ class _StepLog:
         self._result.steps.append(metrics)
         self._write(METRICS_FILE, [metrics])
         self._trackers.log(metrics, step.number)
-        if self._run.progress:
-            print(_line(step, metrics, self._run.parts.trainer), file=sys.stderr, flush=True)
+        self.note(_line(step, metrics, self._run.parts.trainer))
         if self._run.on_step is not None:
             self._run.on_step(metrics)
 
@@ -574,9 +646,12 @@ class _StepLog:
                 path.write_text("".join(kept), encoding="utf-8")
 
     def note(self, text: str) -> None:
-        """Print a line, if the run prints any."""
+        """Print a line, if the run prints any, and write it for those who follow the run from elsewhere."""
+        line = f"{LINE_PREFIX}{text}"
+        if self._directory is not None:
+            add_line(self._directory, line)
         if self._run.progress:
-            print(f"fray.rl: {text}", file=sys.stderr, flush=True)
+            print(line, file=sys.stderr, flush=True)
 
     def add_samples(self, groups: Sequence[Sequence[bytes]]) -> None:
         found = [one for group in groups for content in group for one in loads(content)]
@@ -610,7 +685,7 @@ def _line(step: TrainedStep, metrics: Mapping[str, float], trainer: GRPO | None)
     of = f"/{trainer.steps}" if trainer is not None and trainer.steps else ""
     name = next((name for name in ("reward_mean", "loss") if name in metrics), None)
     value = "" if name is None else f": {name.removesuffix('_mean')} {metrics[name]:.3f}"
-    text = f"fray.rl: step {step.number}{of}{value}"
+    text = f"step {step.number}{of}{value}"
     if (busy := metrics.get("servers_busy_share")) is not None:
         text += f", servers busy {busy:.0%}"
     text += f", {metrics['elapsed_s']:.1f} s"

@@ -37,7 +37,7 @@ class RunParts:
         weight_sync: way of the weights to the servers.
         transfer_s: seconds within which a server has to load weights; later it gets no requests until it has.
         threads: of the computation in each server and the trainer.
-        resources: what each part reserves, by ``trainer``, ``server``, ``rollout``.
+        resources: what each part reserves, by ``trainer``, ``server``, ``rollout``, ``controller``.
         output: directory for journal and checkpoints, which all machines of the run can write; None: a run that loses
             its coordinator fails, and one that loses its trainer begins again.
         save_every: updates between two checkpoints.
@@ -48,6 +48,7 @@ class RunParts:
         env_vars: variables of the environment of its processes.
         facts: about data, model and trainer, which must be equal for a run to continue from a checkpoint.
         validation_rows: the data of the plan's validations.
+        settings: all of them as texts, for those who start the run again while it lives.
     """
 
     plan: RunPlan
@@ -74,6 +75,7 @@ class RunParts:
     name: str = "rl"
     env_vars: dict[str, str] = field(factory=dict)
     own_trainer: BaseTrainer | None = None
+    settings: dict[str, str] = field(factory=dict)
 
     @property
     def checkpoints(self) -> Path | None:

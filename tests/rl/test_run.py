@@ -74,7 +74,10 @@ def test_workers_are_spread_over_processes() -> None:
             "invalid validation_sampling: found max_tokens 64; expected less than 64, which are a prompt and its",
         ),
         ({"on_error": "stop"}, "invalid on_error 'stop'; expected one of"),
-        ({"resources": {"servers": None}}, "invalid key 'servers' of resources; expected trainer, server or rollout"),
+        (
+            {"resources": {"servers": None}},
+            "invalid key 'servers' of resources; expected trainer, server, rollout or controller",
+        ),
         ({"inference_port": 0}, "invalid inference_port 0: expected the first of 1 ports, such as 8000, or None"),
         ({"inference_key": "k"}, "inference_key is for the HTTP ports of servers: expected inference_port=8000, too"),
         ({"data": []}, "the iterable has no rows"),

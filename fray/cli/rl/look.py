@@ -33,7 +33,7 @@ async def top(options: argparse.Namespace) -> int:
         else:
             (say if options.once else say_screen)(status_lines(status, time.time()))
         sys.stdout.flush()
-        if options.once or status["state"] != "running":
+        if options.once or status["state"] not in ("pending", "running"):
             return 0
         await trio.sleep(STATUS_PERIOD_S)
 
@@ -42,10 +42,12 @@ def status_lines(status: dict[str, Any], now: float) -> list[str]:
     """Return what a run does, in lines: what it waits for, its step, servers, samples and failures."""
     metrics, of = status["metrics"], f" of {status['steps']}" if status.get("steps") else ""
     pairs = [("run", f"{status['name']}, {status['state']}, for {span(_end(status, now) - status['started_at'])}")]
-    silent_s = now - status["written_at"]
+    silent_s, job = now - status["written_at"], status.get("job", "")
+    pairs.append(("job", job))
     if status["state"] == "running" and silent_s > SILENT_S:
         where = f"process {status['pid']} on {status['host']}"
-        pairs.append(("silent", f"for {span(silent_s)}: its {where} may be lost; started again, it continues"))
+        again = "the cluster starts its job again" if job else "started again, it continues"
+        pairs.append(("silent", f"for {span(silent_s)}: its {where} may be lost; {again}"))
     pairs.append(("error", status["error"]))
     if "issued" in status:
         pairs += [
@@ -63,7 +65,7 @@ def status_lines(status: dict[str, Any], now: float) -> list[str]:
 
 
 def _end(status: dict[str, Any], now: float) -> float:
-    return now if status["state"] == "running" else float(status["written_at"])
+    return now if status["state"] in ("pending", "running") else float(status["written_at"])
 
 
 def _server_text(server: dict[str, Any]) -> str:

@@ -13,13 +13,20 @@ def add_rl(verbs: Verbs) -> None:
         "run",
         "rl.start:run",
         "run a recipe until it ends",
-        "  fray rl run recipe.yaml trainer.lr=2e-5\n  fray rl run recipe.yaml --dry",
+        "  fray rl run recipe.yaml trainer.lr=2e-5\n  fray rl run recipe.yaml --dry\n"
+        "  fray rl run recipe.yaml --detach --cluster fray://host:port",
         opens="a loop",
     )
     parser.add_argument("recipe", metavar="RECIPE", help="YAML file; see docs/rl-recipes.md")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="replace settings: trainer.steps=10")
     parser.add_argument(
         "--dry", action="store_true", help="print the settings and the processes with what they reserve, and stop"
+    )
+
+    parser.add_argument(
+        "--detach",
+        action="store_true",
+        help="run it as a job of the cluster, which starts it again when it is lost; print the job's id, and stop",
     )
 
     parser = verb(

@@ -12,6 +12,7 @@ import trio
 
 from fray.cli.formatting import fields, table
 from fray.cli.output import note, say, say_json
+from fray.cli.target import open_target
 from fray.errors import InvalidRequest
 from fray.model.resources import ResourceConfig
 from fray.model.text import byte_size_text
@@ -39,11 +40,26 @@ def run(options: argparse.Namespace) -> int:
     if options.dry:
         _print_plan(settings.values, processes_of(run.parts), options.json)
         return 0
+    if options.detach:
+        return trio.run(_detach, run, options)
     result = trio.run(run.main)
     if options.json:
         say_json({"steps": result.steps, "status": result.status})
     elif run.output is not None:
         note(f"run {run.parts.name}: {len(result.steps)} steps; output in {run.parts.output}")
+    return 0
+
+
+async def _detach(run: Any, options: argparse.Namespace) -> int:
+    """Launch a run as a job, or name the job in which it lives."""
+    async with open_target(options) as cluster:
+        job = await run.submit(cluster)
+    if options.json:
+        say_json(job.info)
+        return 0
+    say([job.id])
+    name = run.parts.name
+    note(f"run {name} is a job of the cluster: fray rl top {name} shows it, fray rl stop {name} ends it")
     return 0
 
 
@@ -116,6 +132,8 @@ def _run_guide(settings: Any, variables: Mapping[str, str], options: argparse.Na
     if options.dry:
         _print_plan(settings.values, processes_of(controller.parts), options.json)
         return 0
+    if options.detach:
+        raise InvalidRequest("--detach is for recipes of rl.Run; those of NexRL's guide run in this process")
     controller.run()
     if options.json and controller.result is not None:
         say_json({"steps": controller.result.steps, "status": controller.result.status})

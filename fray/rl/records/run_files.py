@@ -12,7 +12,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,10 +24,14 @@ from fray.rl.core.server_states import ServerRecord
 from fray.rl.messages import RunStatus
 from fray.rl.model_spec import ModelSpec
 from fray.rl.train.settings import GRPO
+from fray.runtime.runtime import current_or_none
 from fray.runtime.serialization.pickling import dumps, loads
+from fray.tracebacks import innermost
 
 STATUS_FILE, SETTINGS_FILE, METRICS_FILE, JOURNAL_DIRECTORY = "status.json", "run.pickle", "metrics.jsonl", "rollouts"
 REQUESTS_DIRECTORY = "requests"
+RECIPE_FILE = "recipe.json"
+"""All settings of the run, as texts."""
 STATUS_PERIOD_S = 1.0
 """Seconds between two writes of the status."""
 LISTED = 8
@@ -62,6 +66,8 @@ class RecordedParts(Protocol):
     def threads(self) -> int | None: ...
     @property
     def own_trainer(self) -> object: ...
+    @property
+    def settings(self) -> Mapping[str, str]: ...
 
 
 class RunRecorder:
@@ -69,9 +75,10 @@ class RunRecorder:
 
     Args:
         parts: without an output, nothing is written.
+        job: id of the job that runs it. Default: that of this process, if it is a job's.
     """
 
-    def __init__(self, parts: RecordedParts) -> None:
+    def __init__(self, parts: RecordedParts, job: str | None = None) -> None:
         self._parts, self._output = parts, parts.output
         self._is_stopped = False
         self._status: dict[str, Any] = {
@@ -80,6 +87,7 @@ class RunRecorder:
             "error": "",
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            "job": own_job_id() if job is None else job,
             "started_at": time.time(),
             "steps": None if parts.trainer is None else parts.trainer.steps,
         }
@@ -98,12 +106,24 @@ class RunRecorder:
             own = "" if parts.own_trainer is None else type(parts.own_trainer).__name__
             settings = RunSettings(parts.name, parts.model, parts.trainer, parts.threads, own)
             write_file(output / SETTINGS_FILE, dumps(settings, "the settings of the run"))
-            _register(parts.name, output)
-            self._write()
+            self._begin(output)
         return self
 
+    def write_pending(self) -> None:
+        """Record that the run has a job, which will write what follows."""
+        self._status |= {"state": "pending", "pid": None, "host": ""}
+        if self._output is not None:
+            self._begin(self._output)
+
+    def _begin(self, output: Path) -> None:
+        recipe = json.dumps(dict(self._parts.settings), indent=2)
+        write_file(output / RECIPE_FILE, recipe.encode() + b"\n")
+        _register(self._parts.name, output)
+        self._write()
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        # A cancelled run has been stopped; an error alone is a failure.
+        # A cancelled run has been stopped; an error alone is a failure. Scopes and nurseries wrap it in groups.
+        error = None if error is None else innermost(error)
         ended = "stopped" if self._is_stopped else "done"
         state = ended if error is None else "failed" if isinstance(error, Exception) else "stopped"
         self._status |= {"state": state, "error": "" if error is None else f"{type(error).__name__}: {error}"}
@@ -136,6 +156,12 @@ def write_file(file: Path, content: bytes) -> None:
     unfinished.rename(file)
 
 
+def own_job_id() -> str:
+    """Return the id of the job of this process; empty outside of jobs."""
+    runtime = current_or_none()
+    return "" if runtime is None else runtime.job_id or ""
+
+
 def read_settings_of(output: Path) -> RunSettings:
     """Return the settings of the run with an output directory. Raises InvalidRequest if it has none."""
     file = output / SETTINGS_FILE
@@ -148,8 +174,9 @@ def read_settings_of(output: Path) -> RunSettings:
 def read_status(output: Path) -> dict[str, Any]:
     """Return the status of the run with an output directory, as it was written last.
 
-    Beside the fields of `RunStatus`: ``name``, ``state`` (running, done, failed, stopped), ``error``, ``servers``,
-    ``host``, ``pid``, ``step``, ``steps`` and times. ``metrics`` are those of the last update.
+    Beside the fields of `RunStatus`: ``name``, ``state`` (pending, running, done, failed, stopped), ``error``,
+    ``servers``, ``host``, ``pid``, ``job`` (its id, or empty), ``step``, ``steps`` and times. ``metrics`` are those of
+    the last update.
 
     Raises:
         InvalidRequest: it has none.

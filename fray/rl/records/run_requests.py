@@ -40,6 +40,9 @@ async def ask_run(output: Path, request: RunRequest) -> str:
         InvalidRequest: the run has ended, refuses, or does not answer within `ANSWER_S`.
     """
     status = read_status(output)
+    if status["state"] == "pending":
+        text = f"its job {status['job']} waits for a machine: fray stop {status['job']} ends it"
+        raise InvalidRequest(f"run {status['name']} is pending: {text}")
     if status["state"] != "running":
         raise InvalidRequest(f"run {status['name']} is {status['state']}: only one that is running can be changed")
     file = output / REQUESTS_DIRECTORY / f"{secrets.token_hex(8)}.json"

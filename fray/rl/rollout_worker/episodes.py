@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any, TypeAlias
 
 import trio
@@ -43,6 +44,12 @@ class WorkerEpisode:
     def needing(self, needs: Sequence[str]) -> WorkerEpisode:
         """Return the same with the keys that a trainer needs."""
         return WorkerEpisode(self._worker_class, self._config, needs)
+
+    def __repr__(self) -> str:
+        # The configuration may have keys of services.
+        name = getattr(self._worker_class, "__qualname__", type(self._worker_class).__qualname__)
+        config = sha256(repr(self._config).encode()).hexdigest()[:8]
+        return f"WorkerEpisode({name}, configuration {config})"
 
     def __reduce__(self) -> Any:
         # Each process makes workers of its own.

@@ -1,0 +1,142 @@
+"""A run as a job of its own: its controller is killed, it is started twice, followed and stopped by its name."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fray.cli.main import main
+from fray.rl.records.run_files import read_status
+from fray.rl.run_job import FAILED_CODE
+from tests.processes.lab import TOKEN, Lab, open_lab
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch: make test-rl"),
+]
+RECIPE = """
+name: digits
+model: {layers: 1, width: 16, mlp: 32}
+data: tasks.jsonl
+rollout: worker.py:solve
+trainer: {groups: 4, group_size: 4, lr: 1e-2, steps: 100000}
+rollout_workers: 16
+save_every: 2
+output: out
+"""
+WORKER = """
+from fray import rl
+
+
+async def solve(task, llm):
+    reply = await llm.completion(task["prompt"], max_tokens=2)
+    return rl.score(reply, reward=float(reply.text.startswith("1")))
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    (tmp_path / "worker.py").write_text(WORKER)
+    rows = [json.dumps({"prompt": f"{number}>"}) for number in range(100)]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(rows))
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    return tmp_path / "recipe.yaml"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with open_lab(tmp_path_factory.mktemp("lab"), "alpha") as found:
+        yield found
+
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def fray(lab: Lab, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    """``fray`` in this process: its exit code, and what it printed."""
+    monkeypatch.setenv("FRAY_TOKEN", TOKEN)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        return main([*arguments, "--cluster", lab.spec]), *capfd.readouterr()
+
+    return run
+
+
+def wait_for(output: Path, what: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Return the status of a run when it is what is waited for."""
+    give_up_at = time.monotonic() + 60
+    while not what(status := read_status(output)):
+        assert time.monotonic() < give_up_at, status
+        time.sleep(0.1)
+    return status
+
+
+def test_a_run_is_a_job_that_is_started_again_followed_and_stopped_by_its_name(
+    recipe: Path, lab: Lab, fray: Command
+) -> None:
+    output = recipe.parent / "out"
+    code, printed, errors = fray("rl", "run", str(recipe), "--detach")
+    assert code == 0, errors
+    job = printed.strip()
+    status = wait_for(output, lambda found: found.get("step", 0) >= 3)
+    assert (status["state"], status["job"]) == ("running", job)
+
+    # Its process is killed: the cluster starts it again, and it continues from the checkpoint.
+    os.kill(status["pid"], signal.SIGKILL)
+    status = wait_for(output, lambda found: found["metrics"]["line"] == 1)
+    assert status["job"] == job
+    steps = [json.loads(line)["step"] for line in (output / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, len(steps) + 1))
+    assert "continues after step" in (output / "progress.log").read_text()
+
+    # A second start finds it: as a job, not with other settings, and in a terminal.
+    assert fray("rl", "run", str(recipe), "--detach")[:2] == (0, f"{job}\n")
+    code, _, errors = fray("rl", "run", str(recipe), "trainer.lr=0.5")
+    assert code == 2
+    assert (
+        f"run digits is running already in job {job}, with other settings: trainer.lr: 0.01 there, 0.5 here" in errors
+    )
+    command = [sys.executable, "-m", "fray.cli", "rl", "run", str(recipe)]
+    with subprocess.Popen(command, env=lab.environ(), stderr=subprocess.PIPE, text=True) as follower:
+        assert follower.stderr is not None
+        shown = [next(follower.stderr)]
+        while f"step {read_status(output)['step'] + 1}/" not in shown[-1]:
+            shown.append(next(follower.stderr))
+        assert f"run digits is running already in job {job}: follows it" in shown[0]
+        assert fray("rl", "stop", "digits")[:2] == (0, "ends after the update under way, which is saved\n")
+        rest = follower.stderr.read()
+    assert follower.returncode == 0, rest
+    assert "output in" in rest
+    assert read_status(output)["state"] == "stopped"
+
+    # And one that has ended has another job.
+    again = fray("rl", "run", str(recipe), "--detach")[1].strip()
+    assert again != job
+    assert wait_for(output, lambda found: found["state"] == "running")["job"] == again
+    assert fray("stop", again)[0] == 0
+    assert wait_for(output, lambda found: found["state"] != "running")["state"] == "stopped"
+
+
+def test_a_run_that_fails_is_not_started_again(recipe: Path, fray: Command) -> None:
+    failing = WORKER.replace("reply = await", "raise KeyError('answer')\n    reply = await")
+    (recipe.parent / "worker.py").write_text(failing)
+    job = fray("rl", "run", str(recipe), "--detach")[1].strip()
+    code, _, errors = fray("wait", job)
+    assert code == FAILED_CODE, errors
+    status = read_status(recipe.parent / "out")
+    assert status["state"] == "failed"
+    assert "KeyError: 'answer'" in status["error"]
+    assert "KeyError: 'answer'" in fray("logs", job)[2]
+    assert len(json.loads(fray("show", job, "--json")[1])["attempts"]) == 1
