@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import getpass
 import socket
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -14,6 +15,7 @@ from fray.api.cluster import Cluster
 from fray.cli.formatting import (
     fields,
     span,
+    span_of,
     table,
 )
 from fray.cli.output import (
@@ -23,7 +25,7 @@ from fray.cli.output import (
     say_json,
     width,
 )
-from fray.cli.target import find, find_all, namespace_of
+from fray.cli.target import find, find_all, listed, namespace_of
 from fray.errors import DeadlineExceeded, InvalidRequest, NoSuchJob
 from fray.model import job_text
 from fray.model.ids import JobId, split_attempt
@@ -36,18 +38,40 @@ async def jobs(cluster: Cluster, options: argparse.Namespace) -> int:
     """Run ``fray jobs``."""
     if options.limit < 0:
         raise InvalidRequest(f"--limit {options.limit} must be 0 (all) or more")
-    namespace = namespace_of(options)
-    found = await cluster.list_jobs(namespace, prefix=options.prefix, states=options.state, limit=options.limit)
-    if options.group:
-        found = [info for info in found if options.group in (info.job_group, group_of(info))]
+    namespace, now = namespace_of(options), time.time()
+    states = [*options.state, *(["failed"] if options.failed else [])]
+    fits = _filter_of(options, now)
+    limit = 0 if fits else options.limit
+    found = await cluster.list_jobs(namespace, prefix=options.prefix, states=states, limit=limit)
+    if fits:
+        found = [info for info in found if all(fit(info) for fit in fits)][-options.limit :]
     if options.json:
         say_json(found)
         return 0
     rows = [(depth, info) for depth, info in tree(found)] if options.tree else [(0, info) for info in found]
-    say(job_table(rows, namespace == "*", time.time(), width()))
+    say(job_table(rows, namespace == "*", now, width()))
     if options.limit and len(found) == options.limit:
         note(f"only the newest {options.limit} are shown; --limit 0 shows all")
     return 0
+
+
+def _filter_of(options: argparse.Namespace, now: float) -> list[Callable[[JobInfo], bool]]:
+    """Return the conditions of the options that the controller does not check. Raises InvalidRequest."""
+    since_s, until_s = span_of(options.since, "--since"), span_of(options.until, "--until")
+    if since_s is not None and until_s is not None and until_s >= since_s:
+        raise InvalidRequest(f"--until {options.until} is not later than --since {options.since}: no job can fit")
+    fits: list[Callable[[JobInfo], bool]] = []
+    if options.group:
+        fits.append(lambda info: options.group in (info.job_group, group_of(info)))
+    if options.user is not None:
+        fits.append(lambda info: info.user == options.user)
+    if options.node is not None:
+        fits.append(lambda info: any(attempt.node == options.node for attempt in info.attempts))
+    if since_s is not None:
+        fits.append(lambda info: info.end_time is None or info.end_time >= now - since_s)
+    if until_s is not None:
+        fits.append(lambda info: (info.launch_time or 0.0) < now - until_s)
+    return fits
 
 
 def tree(found: Sequence[JobInfo]) -> list[tuple[int, JobInfo]]:
@@ -335,7 +359,7 @@ async def stacks(cluster: Cluster, options: argparse.Namespace) -> int:
 async def wait(cluster: Cluster, options: argparse.Namespace) -> int:
     """Run ``fray wait``."""
     if not options.jobs:
-        raise InvalidRequest("no job given: write its id, its name, or a prefix of either")
+        raise InvalidRequest("no job given: write its id or its name")
     ids = await find_all(cluster, options.jobs, options)
     infos = await _ended(cluster, ids, options.timeout)
     if options.json:
@@ -374,6 +398,8 @@ async def stop(cluster: Cluster, options: argparse.Namespace) -> int:
     if options.prefix == "" or options.group == "":
         raise InvalidRequest("--prefix and --group must not be empty: that would stop everything")
     ids = await find_all(cluster, options.jobs, options)
+    if not options.jobs and not options.yes and not await _may_stop(cluster, options):
+        return 1
     requested = await cluster.terminate(
         ids,
         stop_reason(options.reason),
@@ -399,6 +425,20 @@ async def stop(cluster: Cluster, options: argparse.Namespace) -> int:
     else:
         say(f"{info.job_id}: {job_text.state_text(info)}" for info in infos)
     return 0
+
+
+async def _may_stop(cluster: Cluster, options: argparse.Namespace) -> bool:
+    """Ask on a terminal whether the several jobs of a prefix or group may be stopped; elsewhere return True."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    found = await cluster.list_jobs(namespace_of(options), prefix=options.prefix or "", states=["pending", "running"])
+    if options.group is not None:
+        found = [info for info in found if options.group in (info.job_group, group_of(info))]
+    if len(found) <= 1:
+        return True
+    note(f"these {len(found)} jobs, and all below them, would be stopped:\n{listed(found)}\nStop them? [y/N]")
+    answer = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+    return answer.strip().lower() in ("y", "yes")
 
 
 def stop_reason(reason: str) -> str:

@@ -6,7 +6,8 @@ import argparse
 import os
 from pathlib import Path
 
-from fray.cli.parsing import Parser, Verbs, one_job, verb, verb_group
+from fray import __version__
+from fray.cli.parsing import Parser, Verbs, add_common, one_job, verb, verb_group
 from fray.cli.rl.options import add_rl
 from fray.cli.run_options import add_run, add_what_if
 from fray.cli.tinker.options import add_tinker
@@ -17,7 +18,7 @@ Start, inspect and stop jobs and actors on a Fray cluster."""
 EPILOG = """\
 cluster: --cluster fray://host:port, else FRAY_CLUSTER_SPEC, else that of the last `fray login`.
 key: --token-file FILE, else FRAY_TOKEN, else that of `fray login`.
-job: its id, its exact name, or a prefix of either that only one living job has.
+job: its id or its name, in full; of several that have ended, the newest.
 
 exit codes: 0 success, 1 failed or unreachable, 2 wrong usage, 124 timeout, 130 Ctrl-C, 141 output closed;
 `fray run` and `fray wait` exit with the code of the job.
@@ -33,6 +34,8 @@ examples:
 def parser_of() -> Parser:
     """Return the parser of the whole command."""
     parser = Parser(prog="fray", description=ABOUT, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_common(parser)
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=Parser)
     about_jobs = (
         _jobs,
@@ -63,7 +66,8 @@ def _jobs(verbs: Verbs) -> None:
         "jobs",
         "jobs:jobs",
         "list jobs, newest last",
-        "  fray jobs\n  fray jobs --tree --state running\n  fray jobs --prefix alice/ --json | jq '.[].job_id'",
+        "  fray jobs\n  fray jobs --tree --state running\n  fray jobs --failed --user alice --since 1d\n"
+        "  fray jobs --prefix alice/ --json | jq '.[].job_id'",
     )
     parser.add_argument(
         "--all-namespaces", "-A", action="store_true", help="all namespaces, whatever FRAY_NAMESPACE is"
@@ -72,6 +76,11 @@ def _jobs(verbs: Verbs) -> None:
         "--state", action="append", choices=STATES, default=[], help="only jobs in this state; may be repeated"
     )
     parser.add_argument("--prefix", default="", help="only jobs whose names (or ids) start with this")
+    parser.add_argument("--user", help="only jobs of this user")
+    parser.add_argument("--node", metavar="NAME", help="only jobs of which an attempt runs or ran on this machine")
+    parser.add_argument("--failed", action="store_true", help="only jobs that have failed: --state failed")
+    parser.add_argument("--since", metavar="SPAN", help="only jobs that ran or waited in the last 30s, 10m, 2h, 1d")
+    parser.add_argument("--until", metavar="SPAN", help="only jobs that were launched before that")
     parser.add_argument("--group", default="", metavar="NAME", help="only jobs of this job group (name or id)")
     parser.add_argument("--tree", action="store_true", help="show children below their parents")
     parser.add_argument("--limit", type=int, default=200, metavar="N", help="show the newest N (default: 200; 0: all)")
@@ -144,6 +153,7 @@ def _stop(verbs: Verbs) -> None:
     parser.add_argument("--group", metavar="NAME", help="all jobs of the living job group of this name (or id)")
     parser.add_argument("--reason", default="", help="reason, recorded with the jobs")
     parser.add_argument("--tree", action="store_true", help="also detached jobs below them")
+    parser.add_argument("--yes", "-y", action="store_true", help="do not ask before several jobs are stopped")
     parser.add_argument("--no-wait", action="store_true", help="do not wait until they have ended")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds to wait (default: 60)")
 

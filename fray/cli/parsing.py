@@ -42,12 +42,25 @@ def verb(verbs: Verbs, name: str, runs: str, text: str, example: str, *, opens: 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(verb=runs, opens=opens, parser=parser)
-    where = parser.add_argument_group("cluster")
-    where.add_argument("--cluster", metavar="SPEC", help="fray://host:port (default: FRAY_CLUSTER_SPEC)")
-    where.add_argument("--token-file", metavar="FILE", help="file with the cluster's token (default: FRAY_TOKEN)")
-    where.add_argument("--namespace", metavar="NS", help="namespace of names (default: FRAY_NAMESPACE, else all)")
-    parser.add_argument("--json", action="store_true", help="print JSON with stable keys")
+    add_common(parser, default=argparse.SUPPRESS)
     return parser
+
+
+def add_common(parser: Parser, **default: Any) -> None:
+    """Add the options of all verbs, which may be written before the verb, too.
+
+    Args:
+        default: of the whole command none; of a verb ``argparse.SUPPRESS``, which leaves those of the command.
+    """
+    where = parser.add_argument_group("cluster")
+    where.add_argument("--cluster", metavar="SPEC", help="fray://host:port (default: FRAY_CLUSTER_SPEC)", **default)
+    where.add_argument(
+        "--token-file", metavar="FILE", help="file with the cluster's token (default: FRAY_TOKEN)", **default
+    )
+    where.add_argument(
+        "--namespace", metavar="NS", help="namespace of names (default: FRAY_NAMESPACE, else all)", **default
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON with stable keys", **default)
 
 
 def verb_group(verbs: Verbs, name: str, text: str, example: str = "") -> Verbs:
@@ -63,6 +76,6 @@ def verb_group(verbs: Verbs, name: str, text: str, example: str = "") -> Verbs:
 
 def one_job(parser: Parser, many: bool = False) -> None:
     if many:
-        parser.add_argument("jobs", nargs="*", metavar="JOB", help="id, name, or prefix of one")
+        parser.add_argument("jobs", nargs="*", metavar="JOB", help="id or name")
     else:
-        parser.add_argument("job", metavar="JOB", help="id, name, or prefix of one")
+        parser.add_argument("job", metavar="JOB", help="id or name")

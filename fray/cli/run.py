@@ -50,7 +50,7 @@ async def run(options: argparse.Namespace) -> int:
     warnings.showwarning = lambda message, *_, **__: note(f"warning: {message}")
     request = request_of(options)
     if options.detach:
-        async with open_target(options) as cluster:
+        async with open_target(options, launches=True) as cluster:
             return await _detach(cluster, request, options)
     interrupts, waits = InterruptHandler(), WaitReporter()
     controller = f"the controller at {spec_of(options).address.partition(':')[2]}"
@@ -60,7 +60,9 @@ async def run(options: argparse.Namespace) -> int:
             nursery.start_soon(interrupts.handle, signals, nursery.cancel_scope)
             nursery.start_soon(waits.run)
             waits.begin(f"{controller} to answer")
-            async with open_target(options, role=Role.DRIVER, on_log=OutputPrinter(request.name)) as cluster:
+            async with open_target(
+                options, role=Role.DRIVER, launches=True, on_log=OutputPrinter(request.name)
+            ) as cluster:
                 upload = "the upload of the workspace, and for " if request.environment.workspace else ""
                 waits.begin(f"{upload}{controller} to accept the job")
                 job = interrupts.job = await _launched(cluster, request, options, controller)

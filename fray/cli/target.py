@@ -20,7 +20,7 @@ from fray.model.specs import JobInfo
 from fray.net.cluster_token import TOKEN_FILE_VARIABLE
 
 NAMED_LIMIT = 10
-"""Maximum number of candidates listed for an ambiguous name."""
+"""Maximum number of jobs listed in an error or a question."""
 
 
 @asynccontextmanager
@@ -28,16 +28,20 @@ async def open_target(
     options: argparse.Namespace,
     *,
     role: Role = Role.TOOL,
+    launches: bool = False,
     on_log: Callable[[Sequence[LogLine]], None] | None = None,
 ) -> AsyncIterator[Cluster]:
     """Connect to the cluster of the options.
+
+    Args:
+        launches: jobs are launched, in ``--namespace``; for other tools that says where names are looked for.
 
     Raises:
         InvalidRequest: none is named, it exists only within its driver, or there is no token.
         ConnectionFailed: it cannot be reached, or refuses the connection.
     """
     spec = spec_of(options)
-    namespace = options.namespace if role is Role.DRIVER else None
+    namespace = options.namespace if launches else None
     async with open_remote(
         spec.address, namespace=namespace, token=token_of(options), on_log=on_log, role=role
     ) as runtime:
@@ -100,38 +104,41 @@ async def find(cluster: Cluster, text: str, options: argparse.Namespace) -> JobI
         InvalidRequest: several.
     """
     if not text:
-        raise InvalidRequest("no job given: write its id, its name, or a prefix of either")
+        raise InvalidRequest("no job given: write its id or its name")
+    # With a prefix, so that the error can list the jobs that may have been meant.
     found = await cluster.list_jobs(namespace_of(options), prefix=text)
     return choose(text, found)
 
 
 def choose(text: str, found: Sequence[JobInfo]) -> JobInfo:
-    """Choose among jobs whose ids begin with ``text``, oldest first: the job of this id, else of this exact name, else
-    the only one; of several, the living one; of ended ones of one name, the last. Raises as `find`.
+    """Choose among jobs, oldest first: the job of this id, else the living one of exactly this name, else the last that
+    has ended. Raises as `find`.
     """
-    for fits in (lambda info: info.job_id == text, lambda info: info.name == text, lambda info: True):
-        fitting: list[JobInfo] = [info for info in found if fits(info)]
-        living = [info for info in fitting if not info.state.finished]
-        candidates = living or fitting
-        if len(candidates) == 1 or (fitting and not living and len({_full_name(info) for info in fitting}) == 1):
-            return candidates[-1]
-        if candidates:
-            raise _ambiguous(text, candidates)
-    raise NoSuchJob(f"no job named {text!r}, and none with this prefix; `fray jobs` lists them", name=text)
+    for info in found:
+        if info.job_id == text:
+            return info
+    named = [info for info in found if info.name == text]
+    living = [info for info in named if not info.state.finished]
+    if len(living) > 1:
+        raise InvalidRequest(
+            f"{text!r} is the name of {len(living)} living jobs: write an id, or --namespace\n{listed(living)}"
+        )
+    if named:
+        return (living or named)[-1]
+    # A beginning is not taken for a name: `fray stop p` must not stop `prod/trainer`.
+    begins = f"; these begin with it:\n{listed(found)}" if found else "; `fray jobs` lists all"
+    raise NoSuchJob(f"no job with the id or name {text!r}{begins}", name=text)
 
 
-def _full_name(info: JobInfo) -> tuple[str, str]:
-    return info.namespace, info.name
-
-
-def _ambiguous(text: str, candidates: Sequence[JobInfo]) -> InvalidRequest:
-    listed = "\n".join(
-        f"  {info.job_id}  ({info.state.value}, namespace {info.namespace})" for info in candidates[-NAMED_LIMIT:]
-    )
-    more = f"\n  and {len(candidates) - NAMED_LIMIT} more" if len(candidates) > NAMED_LIMIT else ""
-    return InvalidRequest(
-        f"{text!r} is ambiguous: it matches {len(candidates)} jobs; write more of it, or the id\n{listed}{more}"
-    )
+def listed(infos: Sequence[JobInfo]) -> str:
+    """Return a line for each of the newest jobs, and how many are left out."""
+    lines = [
+        f"  {info.job_id}  ({info.name}, {info.state.value}, namespace {info.namespace})"
+        for info in infos[-NAMED_LIMIT:]
+    ]
+    if len(infos) > NAMED_LIMIT:
+        lines.append(f"  and {len(infos) - NAMED_LIMIT} more")
+    return "\n".join(lines)
 
 
 async def find_all(cluster: Cluster, texts: Sequence[str], options: argparse.Namespace) -> list[JobId]:

@@ -17,6 +17,7 @@ from fray.errors import InvalidRequest
 from fray.model.environment import check_variable
 from fray.model.ids import mint
 from fray.model.join_tokens import split_tokens, with_pins_of_all
+from fray.model.messages.session import VERSION
 from fray.model.resources import parse_bytes
 from fray.net.atomic_file import write_atomically
 from fray.net.cluster_token import read_token_file
@@ -62,6 +63,7 @@ def parse(argv: Sequence[str] | None) -> Options:
         InvalidRequest: an invalid address, time, amount or variable.
     """
     parser = argparse.ArgumentParser(prog="fray-controller", description="The controller of a Fray cluster.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
     _add_location(parser)
     _add_times(parser)
     _add_retention(parser)

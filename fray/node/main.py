@@ -22,6 +22,7 @@ from attrs import evolve
 from fray.errors import FrayError, InvalidRequest
 from fray.model.ids import check_name
 from fray.model.join_tokens import split_pins, split_tokens
+from fray.model.messages.session import VERSION
 from fray.model.resources import Capacity, Device, PortRange, parse_bytes
 from fray.model.specs import JobAccount
 from fray.net import daemon_logging
@@ -98,7 +99,8 @@ _OPTIONS = (
         "lease_s",
         "drain_s",
     ),
-    *("pid_namespace", "memory_limit", "ports", "job_uids", "secrets", *FILE_KEYS),
+    *("cpu", "memory", "disk", "gpus", "tpus", "pid_namespace", "memory_limit", "ports", "job_uids", "secrets"),
+    *FILE_KEYS,
 )
 """Keys of the file that are command-line options, too; the command line takes precedence."""
 
@@ -167,6 +169,7 @@ def _hold_accounts(config: NodeConfig) -> Iterator[None]:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="fray-node", description="Offers this machine to a Fray cluster.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
     parser.add_argument(
         "--controller",
         metavar="ADDRESS",
@@ -177,7 +180,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--config",
         type=Path,
         metavar="FILE",
-        help="TOML: the same options, and cpu, memory, disk, gpus, tpus, [attributes] instead of the detected values",
+        help="TOML: the same options, with [attributes] and [environments]",
     )
     parser.add_argument("--state-dir", metavar="DIR", help="this node's own directory (default: in ~/.local/state)")
     parser.add_argument(
@@ -193,6 +196,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="FILE",
         help=f"one-time token for this machine, in place of the cluster's (default: {JOIN_VARIABLE})",
     )
+    _add_capacity(parser)
     _add_rules(parser)
     parser.add_argument(
         "--attribute",
@@ -214,6 +218,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     style.add_argument("--log-json", dest="json_lines", action="store_true", default=None, help="log JSON lines")
     style.add_argument("--log-text", dest="json_lines", action="store_false", help="log readable lines")
     return parser.parse_args(argv)
+
+
+def _add_capacity(parser: argparse.ArgumentParser) -> None:
+    """Add the options in place of what is detected."""
+    parser.add_argument("--cpu", type=float, metavar="N", help="CPUs for jobs, such as 2 or 0.5 (default: all)")
+    parser.add_argument("--memory", metavar="SIZE", help="memory for jobs, such as 60GB (default: all)")
+    parser.add_argument("--disk", metavar="SIZE", help="disk space for jobs (default: what is free)")
+    parser.add_argument("--gpus", type=int, metavar="N", help="number of GPUs for jobs (default: all)")
+    parser.add_argument("--tpus", type=int, metavar="N", help="number of TPU chips for jobs (default: all)")
 
 
 def _add_rules(parser: argparse.ArgumentParser) -> None:
@@ -479,7 +492,7 @@ def override(detected: Capacity, settings: Mapping[str, Any]) -> Capacity:
     devices = [device for kind in ("gpu", "tpu") for device in _devices(kind, detected, settings.get(f"{kind}s"))]
     return evolve(
         detected,
-        cpu_milli=round(settings["cpu"] * 1000) if "cpu" in settings else detected.cpu_milli,
+        cpu_milli=_cpu_milli(settings["cpu"]) if "cpu" in settings else detected.cpu_milli,
         memory_bytes=parse_bytes(settings["memory"], "memory") if "memory" in settings else detected.memory_bytes,
         disk_bytes=parse_bytes(settings["disk"], "disk") if "disk" in settings else detected.disk_bytes,
         devices=tuple(devices),
@@ -491,12 +504,21 @@ def override(detected: Capacity, settings: Mapping[str, Any]) -> Capacity:
     )
 
 
+def _cpu_milli(cpu: float) -> int:
+    # Not (cpu > 0) is also true of nan.
+    if not 0 < cpu < float("inf"):
+        raise InvalidRequest(f"cpu={cpu:g} must be a number of CPUs above 0")
+    return round(cpu * 1000)
+
+
 def _devices(kind: str, detected: Capacity, settings: int | list[str] | None) -> Sequence[Device]:
     """Return the devices of a kind. ``settings``: the number of devices, or a list of their variants."""
     found = [device for device in detected.devices if device.kind == kind]
     if settings is None:
         return found
     if isinstance(settings, int):
+        if settings < 0:
+            raise InvalidRequest(f"{kind}s={settings} must be 0 or more")
         return [*found, *(Device(f"{kind}-{index}", kind, "unknown") for index in range(len(found), settings))][
             :settings
         ]

@@ -28,6 +28,28 @@ def test_a_node_needs_little_more_than_the_controller() -> None:
     assert made.capacity.cpu_milli > 0
 
 
+def test_what_a_machine_offers_is_set_by_options_or_by_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('cpu = 3\nmemory = "8GB"\n')
+    made = config(*HERE, "--config", str(file), "--cpu", "0.5", "--disk", "1GB", "--gpus", "2").capacity
+    assert (made.cpu_milli, made.memory_bytes, made.disk_bytes) == (500, 8 * 2**30, 2**30)
+    assert [device.id for device in made.devices if device.kind == "gpu"] == ["gpu-0", "gpu-1"]
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "why"),
+    [
+        ("--cpu", "0", "cpu=0 must be a number of CPUs above 0"),
+        ("--cpu", "nan", "cpu=nan must be a number of CPUs above 0"),
+        ("--gpus", "-1", "gpus=-1 must be 0 or more"),
+        ("--memory", "much", "memory"),
+    ],
+)
+def test_an_impossible_capacity_is_refused(option: str, text: str, why: str) -> None:
+    with pytest.raises(InvalidRequest, match=why):
+        config(*HERE, option, text)
+
+
 def test_the_token_never_shows() -> None:
     assert "'secret'" not in repr(config(*HERE))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import select
 import shlex
@@ -32,6 +33,7 @@ from tests.support import job_functions
 sys.path.insert(0, str(Path(__file__).parent))
 from tests.processes.lab import TOKEN, Lab, open_lab
 
+DETACHED = ("run", "--detach", "--cpu", "0.1", "--memory", "50MB", "--name")
 SMALL = ResourceConfig.with_cpu(cpu=0.1, memory="50MB")
 
 
@@ -335,17 +337,91 @@ def test_logs_are_read_from_either_end_and_followed_to_the_end(run: Fray, lab: L
 # Names ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_is_found_by_id_name_and_unique_beginning_and_several_are_listed(run: Fray, jobs: dict[str, str]) -> None:
-    for word in (jobs["lab/parent"], "lab/parent", "lab/par", jobs["lab/parent"][:-3]):
+def test_a_job_is_found_by_its_id_or_its_whole_name(run: Fray, jobs: dict[str, str]) -> None:
+    for word in (jobs["lab/parent"], "lab/parent"):
         assert run("explain", word, "--json").json["job_id"] == jobs["lab/parent"], word
-    several = run("explain", "lab/")
-    assert several.code == 2
-    assert several.err.startswith("fray: 'lab/' is ambiguous: it matches 2 jobs; write more of it, or the id\n")
-    assert jobs["lab/parent"] in several.err
-    assert jobs["lab/broken"] not in several.err, "it has ended"
+    for verb in ("explain", "show", "events", "logs", "stacks", "wait", "stop"):
+        for word in ("lab/par", jobs["lab/parent"][:-3], "lab/"):
+            said = run(verb, word)
+            assert (said.code, said.out) == (1, ""), (verb, word)
+            assert said.err.startswith(f"fray: no job with the id or name {word!r}; these begin with it:\n")
+            assert f"  {jobs['lab/parent']}  (lab/parent, running, namespace lab)\n" in said.err
     none = run("explain", "nothing-of-that-name")
     assert (none.code, none.out) == (1, "")
-    assert none.err == "fray: no job named 'nothing-of-that-name', and none with this prefix; `fray jobs` lists them\n"
+    assert none.err == "fray: no job with the id or name 'nothing-of-that-name'; `fray jobs` lists all\n"
+
+
+def test_of_jobs_of_one_name_the_living_one_counts_and_else_the_newest(run: Fray) -> None:
+    ended = []
+    for _ in range(2):
+        ended += run(*DETACHED, "twin", "--", "true").out.split()
+        assert run("wait", ended[-1]).code == 0
+    assert run("show", "twin", "--json").json["job_id"] == ended[-1] != ended[0]
+    (living,) = run(*DETACHED, "twin", "--", "sleep", "1000").out.split()
+    assert run("show", "twin", "--json").json["job_id"] == living
+    (other,) = run(*DETACHED, "twin", "--namespace", "elsewhere", "--", "sleep", "1000").out.split()
+    assert run("show", other, "--json").json["namespace"] == "elsewhere"
+    several = run("stop", "twin")
+    assert (several.code, several.out) == (2, "")
+    assert several.err.startswith("fray: 'twin' is the name of 2 living jobs: write an id, or --namespace\n")
+    assert living in several.err
+    assert ended[0] not in several.err, "it has ended"
+    assert run("stop", "twin", "--namespace", "elsewhere").out == f"{other}: stopped\n"
+    assert run("stop", "twin").out == f"{living}: stopped\n"
+
+
+@pytest.mark.parametrize("answer", ["n", "y"])
+def test_a_terminal_is_asked_before_several_jobs_are_stopped(run: Fray, answer: str) -> None:
+    for name in ("asked/one", "asked/two"):
+        run(*DETACHED, name, "--", "sleep", "1000")
+    terminal, inside = pty.openpty()
+    command = [sys.executable, "-m", "fray.cli", "stop", "--prefix", "asked/"]
+    process = subprocess.Popen(command, stdin=inside, stderr=inside, stdout=subprocess.PIPE, text=True)
+    os.close(inside)
+    shown = b""
+    while b"[y/N]" not in shown:
+        shown += os.read(terminal, 4096)
+    assert b"these 2 jobs, and all below them, would be stopped:\r\n  asked/one-" in shown
+    os.write(terminal, f"{answer}\n".encode())
+    out, _ = process.communicate(timeout=30)
+    os.close(terminal)
+    assert (process.returncode, out.count(": stopped\n")) == ((0, 2) if answer == "y" else (1, 0))
+    assert len(run("jobs", "--prefix", "asked/", "--state", "running", "--state", "pending", "--json").json) == (
+        0 if answer == "y" else 2
+    )
+    run("stop", "--prefix", "asked/", "--yes")
+
+
+def test_jobs_are_filtered_by_user_machine_time_and_failure(run: Fray, jobs: dict[str, str]) -> None:
+    def names(*options: str) -> list[str]:
+        return sorted(info["name"] for info in run("jobs", "--namespace", "lab", *options, "--json").json)
+
+    user = run("show", "lab/parent", "--json").json["user"]
+    every = ["child", "lab/broken", "lab/huge", "lab/parent"]
+    assert names("--user", user) == names("--since", "1h") == every
+    assert names("--user", "somebody-else") == names("--until", "1h") == []
+    assert names("--node", "alpha") == ["child", "lab/broken", "lab/parent"]
+    assert names("--failed") == ["lab/broken"]
+    assert names("--user", user, "--limit", "1") == [run("jobs", "--namespace", "lab", "--json").json[-1]["name"]], (
+        "the newest"
+    )
+    wrong = run("jobs", "--since", "1h", "--until", "2h")
+    assert (wrong.code, wrong.err) == (2, "fray: --until 2h is not later than --since 1h: no job can fit\n")
+
+
+def test_common_options_may_be_written_before_the_verb(lab: Lab, run: Fray, jobs: dict[str, str]) -> None:
+    listed = run("jobs", "--json", "--namespace", "lab").json
+    assert run("--json", "--namespace", "lab", "jobs").json == listed
+    assert run("--cluster", lab.spec, "jobs", "--namespace", "lab", "--json").json == listed
+    assert run("--cluster", "local", "jobs", "--cluster", lab.spec).code == 0, "the one after the verb counts"
+    assert "exists only within its driver" in run("--cluster", "local", "jobs").err
+
+
+@pytest.mark.parametrize("program", ["fray.cli", "fray.controller.main", "fray.node"])
+def test_each_program_prints_its_version(program: str) -> None:
+    said = subprocess.run([sys.executable, "-m", program, "--version"], capture_output=True, text=True, timeout=60)
+    name = {"fray.cli": "fray", "fray.controller.main": "fray-controller", "fray.node": "fray-node"}[program]
+    assert (said.returncode, said.stdout) == (0, f"{name} {fray.__version__}\n")
 
 
 # Launching, waiting, ending ------------------------------------------------------------------------------------------
@@ -424,9 +500,8 @@ def test_a_program_begins_again_as_its_options_say(run: Fray, tmp_path: Path) ->
 
 
 def test_a_detached_program_is_waited_for_and_stopped_by_other_commands(run: Fray) -> None:
-    detached = ("run", "--detach", "--cpu", "0.1", "--memory", "50MB", "--name")
-    (job_id,) = run(*detached, "night/one", "--", "sleep", "1000").out.split()
-    run(*detached, "night/two", "--", "sleep", "1000")
+    (job_id,) = run(*DETACHED, "night/one", "--", "sleep", "1000").out.split()
+    run(*DETACHED, "night/two", "--", "sleep", "1000")
     late = run("wait", "night/one", "--timeout", "0.2")
     assert late.code == 124
     assert "1 of 1 jobs have not ended after 0.2 s" in late.err
@@ -444,9 +519,8 @@ def test_a_detached_program_is_waited_for_and_stopped_by_other_commands(run: Fra
 
 
 def test_wait_returns_the_exit_code_of_the_first_that_failed(run: Fray) -> None:
-    detached = ("run", "--detach", "--cpu", "0.1", "--memory", "50MB", "--name")
-    run(*detached, "good", "--", "true")
-    run(*detached, "bad", "--", "sh", "-c", "exit 7")
+    run(*DETACHED, "good", "--", "true")
+    run(*DETACHED, "bad", "--", "sh", "-c", "exit 7")
     said = run("wait", "good", "bad")
     assert said.code == 7
     assert [line.split(": ")[1] for line in said.out.splitlines()] == ["succeeded", "failed"]
