@@ -399,7 +399,7 @@ def test_jobs_are_filtered_by_user_machine_time_and_failure(run: Fray, jobs: dic
     user = run("show", "lab/parent", "--json").json["user"]
     every = ["child", "lab/broken", "lab/huge", "lab/parent"]
     assert names("--user", user) == names("--since", "1h") == every
-    assert names("--user", "somebody-else") == names("--until", "1h") == []
+    assert names("--user", "another-user") == names("--until", "1h") == []
     assert names("--node", "alpha") == ["child", "lab/broken", "lab/parent"]
     assert names("--failed") == ["lab/broken"]
     assert names("--user", user, "--limit", "1") == [run("jobs", "--namespace", "lab", "--json").json[-1]["name"]], (
