@@ -1,0 +1,108 @@
+"""Tasks of `bench.tinker` through the Tinker SDK, in an environment that has it: ``python -m bench.tinker_client``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import tinker
+from tinker import types
+
+from bench.tinker_tasks import DIGITS, sft_batch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+
+from tinker_rl import made, train
+
+ADAPTERS = 8
+
+
+class Characters:
+    """Tokenizer of the digits' model, of which the SDK has none."""
+
+    def encode(self, text, add_special_tokens=False):
+        return [DIGITS.index(letter) for letter in text]
+
+
+def sft(training, rate, steps):
+    """Return the loss of each step, in nats a token of the answers."""
+    return [forward.result().metrics["loss:sum"] / tokens for forward, tokens in queued_sft(training, rate, steps)]
+
+
+def queued_sft(training, rate, steps):
+    """Queue steps; return the future of each with its tokens."""
+    queued = []
+    for step in range(steps):
+        rows = sft_batch(step)
+        data = [
+            types.Datum(
+                model_input=types.ModelInput.from_ints(tokens[:-1]),
+                loss_fn_inputs={
+                    "target_tokens": tokens[1:],
+                    "weights": types.TensorData(data=weights, dtype="float32"),
+                },
+            )
+            for tokens, weights in rows
+        ]
+        forward = training.forward_backward(data, "cross_entropy")
+        training.optim_step(types.AdamParams(learning_rate=rate))
+        queued.append((forward, sum(sum(weights) for _, weights in rows)))
+    return queued
+
+
+def request_seconds(training, count):
+    """Return the seconds of requests, one after another: forward and backward of one datum of two tokens."""
+    datum = types.Datum(model_input=types.ModelInput.from_ints([1, 2]), loss_fn_inputs={"target_tokens": [2, 3]})
+    found = []
+    for _ in range(count):
+        began = time.perf_counter()
+        training.forward_backward([datum], "cross_entropy").result()
+        found.append(time.perf_counter() - began)
+    return found
+
+
+def adapters_seconds(clients, rate, steps):
+    """Return the seconds of the steps of each adapter alone, then those of all together."""
+    found = []
+    for group in [*([each] for each in clients), clients]:
+        began = time.perf_counter()
+        queued = [future for each in group for future, _ in queued_sft(each, rate, steps)]
+        for future in queued:
+            future.result()
+        found.append(time.perf_counter() - began)
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("task", choices=["sft", "rl", "requests", "adapters"])
+    parser.add_argument("url")
+    parser.add_argument("model")
+    parser.add_argument("--key", default="tml-none")
+    parser.add_argument("--rank", type=int, default=32)
+    parser.add_argument("--rate", type=float, default=3e-3)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    service = tinker.ServiceClient(base_url=options.url, api_key=options.key)
+
+    def trained(seed):
+        return made(service.create_lora_training_client(base_model=options.model, rank=options.rank, seed=seed))
+
+    training = trained(options.seed)
+    if options.task == "requests":
+        found = request_seconds(training, options.steps)
+    elif options.task == "adapters":
+        found = adapters_seconds([training, *map(trained, range(1, ADAPTERS))], options.rate, options.steps)
+    elif options.task == "sft":
+        found = sft(training, options.rate, options.steps)
+    else:
+        found = list(train(training, Characters(), options.rate, options.steps, options.seed))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
