@@ -81,6 +81,8 @@ async def test_samples_without_a_session_are_forgotten_with_their_sampler(tmp_pa
             now = trio.current_time()
             await runs.forget_samples(now + ANSWER_S - 60)
             assert len(runs.samplers) == 2
+            with pytest.raises(Expired, match="send it again"):
+                await runs.answer(ADA, f"{third.rpartition(':')[0]}:7", 0.0)
             await runs.forget_samples(now + ANSWER_S)
             assert not runs.samplers
             assert not store.load(TinkerSampler)
