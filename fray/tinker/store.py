@@ -20,6 +20,8 @@ from fray.tinker.core.job_states import ServiceJobState
 from fray.tinker.core.keys import ServiceUser
 from fray.tinker.core.ledger import LedgerEntry
 
+StoreError = sqlite3.Error
+"""Failure of the database, such as a full disk."""
 SCHEMA = 1
 """Version of the tables."""
 _TABLES = """

@@ -91,5 +91,11 @@ async def test_samples_without_a_session_are_forgotten_with_their_sampler(tmp_pa
             with pytest.raises(Expired, match="answers with samples are kept for 3600 s"):
                 await runs.answer(ADA, first, 0.0)
             assert await sampled(runs) not in (first, second, third)
+            # As on a full disk.
+            store._db.execute("PRAGMA query_only = 1")
+            await runs.forget_samples(trio.current_time() + ANSWER_S)
+            store._db.execute("PRAGMA query_only = 0")
+            assert not runs.samplers
+            assert len(store.load(TinkerSampler)) == 1
             nursery.cancel_scope.cancel()
     store.close()

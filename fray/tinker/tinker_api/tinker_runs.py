@@ -20,6 +20,7 @@ from fray.tinker.core.adapter_operations import AdapterOperation, OperationResul
 from fray.tinker.core.keys import ServiceUser
 from fray.tinker.core.ledger import LedgerEntry
 from fray.tinker.core.sample_ledger import ANSWER_S, ANSWERS_LIMIT, SampleLedger
+from fray.tinker.store import StoreError
 from fray.tinker.tinker_api.base_engine import AdapterPlan, BaseEngine, EngineFailed
 from fray.tinker.tinker_api.model_run import CREATE, ModelRun, UserError, engine_name, failed
 from fray.tinker.wire.tinker_json import Fields, SampleBody, check_optimizer, lora_of, sample_of
@@ -450,15 +451,19 @@ class TinkerRuns:
             if (ledger := self._samples.get(sampler.id)) is None:
                 continue  # its session has ended meanwhile
             old = ledger.forget(now)
-            if sampler.session_id or ledger.entries:
-                await self._store.call(self._store.forget_requests, sampler.id, old)
-                continue
-            del self.samplers[sampler.id], self._samples[sampler.id]
-            key = (sampler.user_id, sampler.base_model, sampler.weights)
-            # After a restart another one is in its place.
-            if self._direct.get(key) == sampler.id:
-                del self._direct[key]
-            await self._store.call(self._store.remove, sampler)
+            try:
+                if sampler.session_id or ledger.entries:
+                    await self._store.call(self._store.forget_requests, sampler.id, old)
+                    continue
+                del self.samplers[sampler.id], self._samples[sampler.id]
+                key = (sampler.user_id, sampler.base_model, sampler.weights)
+                # After a restart another one is in its place.
+                if self._direct.get(key) == sampler.id:
+                    del self._direct[key]
+                await self._store.call(self._store.remove, sampler)
+            except StoreError as error:
+                # They are forgotten again after a restart.
+                log.warning("answers of %s stay on disk: %s", sampler.id, error)
 
     def _start_sample(self, sampler: TinkerSampler, seq: int) -> None:
         assert self._nursery is not None
