@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from attrs import evolve
 
 import fray
 from fray.rl.core.versions import VersionName
@@ -18,6 +19,7 @@ from fray.rl.inference.server import InferenceServer
 from fray.rl.messages import ServerRoute
 from fray.rl.rollout import request_batches
 from fray.rl.rollout.request_batches import RequestBatches
+from fray.rl.rollout.server_choice import RequestGivenUp
 from tests.support.counting_engine import TOKENIZER, CountingEngine, request
 
 ENDLESS = 10**8
@@ -99,6 +101,40 @@ async def test_a_cancelled_request_is_withdrawn_and_the_others_of_its_message_co
             other.cancel_scope.cancel()
         while await running(route):
             pass
+
+
+async def test_requests_that_are_given_up_end_here_and_in_the_server() -> None:
+    given_up, may_send = [], trio.Event()
+    may_send.set()
+
+    class HeldBatches(RequestBatches):
+        async def _send(self) -> None:
+            await may_send.wait()
+            await super()._send()
+
+    async with open_route() as route, trio.open_nursery() as nursery:
+        batches = HeldBatches(nursery)
+
+        async def ask(name: str, of: ServerRoute) -> None:
+            with pytest.raises(RequestGivenUp):
+                await batches.generate(of, request(name, max_tokens=ENDLESS))
+            given_up.append(name)
+
+        async with trio.open_nursery() as asking:
+            asking.start_soon(ask, "sent", route)
+            while not await running(route):
+                pass
+            # Another table of servers has other handles for the same ones; and this request is not sent yet.
+            may_send = trio.Event()
+            asking.start_soon(ask, "unsent", evolve(route))
+            while not batches._unsent:
+                await trio.lowlevel.checkpoint()
+            batches.give_up(evolve(route))
+            may_send.set()
+        assert sorted(given_up) == ["sent", "unsent"]
+        while await running(route):
+            pass
+        assert (await noted(route))[0] == [["sent"]]
 
 
 async def test_a_request_that_is_refused_fails_alone() -> None:

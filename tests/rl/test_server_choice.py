@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import trio
@@ -11,7 +12,7 @@ from fray.errors import ActorDied
 from fray.rl.core.versions import VersionName
 from fray.rl.inference.requests import Completion, GenerateRequest, Sampling
 from fray.rl.messages import ServerRoute
-from fray.rl.rollout.server_choice import ServerChoice
+from fray.rl.rollout.server_choice import RequestGivenUp, ServerChoice
 
 
 class Servers:
@@ -22,12 +23,19 @@ class Servers:
         self.lost: set[str] = set()
         self.answers = trio.Event()
         self.silent: set[str] = set()
+        self.given_up: dict[str, trio.Event] = defaultdict(trio.Event)
+
+    def give_up(self, route: ServerRoute) -> None:
+        self.given_up[route.name].set()
 
     async def call(self, route: ServerRoute, request: GenerateRequest) -> list[Completion]:
         self.sent.append((route.name, request.request_id))
         if route.name in self.lost:
             raise ActorDied(f"{route.name} is gone")
-        await (trio.Event() if route.name in self.silent else self.answers).wait()
+        if route.name in self.silent:
+            await self.given_up[route.name].wait()
+            raise RequestGivenUp
+        await self.answers.wait()
         return [Completion([1], [0.0], [(route.version, 1)], "stop", 0)]
 
 
@@ -46,7 +54,7 @@ async def max_length(route: ServerRoute) -> int:
 
 async def test_the_server_with_the_fewest_requests_gets_the_next() -> None:
     servers = Servers()
-    choice = ServerChoice(servers.call, max_length)
+    choice = ServerChoice(servers.call, servers.give_up, max_length)
     choice.set_routes([route("a"), route("b")])
     async with trio.open_nursery() as nursery:
         for name in ("1", "2", "3"):
@@ -60,7 +68,7 @@ async def test_requests_of_a_silent_server_go_to_another_at_once() -> None:
     servers = Servers()
     servers.silent.add("a")
     servers.answers.set()
-    choice = ServerChoice(servers.call, max_length)
+    choice = ServerChoice(servers.call, servers.give_up, max_length)
     choice.set_routes([route("a")])
     found: list[list[Completion]] = []
 
@@ -82,7 +90,7 @@ async def test_requests_of_a_silent_server_go_to_another_at_once() -> None:
 async def test_a_silent_server_gets_no_requests() -> None:
     servers = Servers()
     servers.answers.set()
-    choice = ServerChoice(servers.call, max_length)
+    choice = ServerChoice(servers.call, servers.give_up, max_length)
     choice.set_routes([route("a", accepts=False)])
     async with trio.open_nursery() as nursery:
         nursery.start_soon(choice.send, request("1"))
@@ -96,7 +104,7 @@ async def test_requests_of_a_lost_server_go_to_another() -> None:
     servers = Servers()
     servers.lost.add("a")
     servers.answers.set()
-    choice = ServerChoice(servers.call, max_length)
+    choice = ServerChoice(servers.call, servers.give_up, max_length)
     choice.set_routes([route("a"), route("b")])
     await choice.send(request("1"))
     assert servers.sent == [("a", "1"), ("b", "1")]
@@ -104,7 +112,7 @@ async def test_requests_of_a_lost_server_go_to_another() -> None:
 
 async def test_a_server_that_leaves_answers_what_it_has_and_gets_nothing_more() -> None:
     servers = Servers()
-    choice = ServerChoice(servers.call, max_length)
+    choice = ServerChoice(servers.call, servers.give_up, max_length)
     choice.set_routes([route("a")])
     async with trio.open_nursery() as nursery:
         nursery.start_soon(choice.send, request("1"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from attrs import fields, frozen
@@ -15,6 +16,8 @@ from fray.rl.inference.requests import Completion, GenerateRequest, Sampling
 from fray.rl.tokenizers import Tokenizer
 
 __all__ = ["LLM", "ChatPrompt", "ModelReply", "Reply", "continued", "sampling_of"]
+
+SAMPLING_NAMES = [attribute.name for attribute in fields(Sampling)]
 
 
 @frozen(eq=False)
@@ -189,8 +192,18 @@ def continued(whole: Sequence[int], before: Sequence[int], reply: ModelReply, to
 
 def sampling_of(values: Mapping[str, Any]) -> Sampling:
     """Return `Sampling` of its values; raises ValueError that names what is unknown, with the nearest name."""
-    names = [attribute.name for attribute in fields(Sampling)]
     for name in values:
-        if name not in names:
-            raise ValueError(f"unknown sampling parameter {name!r}{near_text(name, names)}")
-    return Sampling(**values)
+        if name not in SAMPLING_NAMES:
+            raise ValueError(f"unknown sampling parameter {name!r}{near_text(name, SAMPLING_NAMES)}")
+    try:
+        return _sampling(
+            tuple(values), *(tuple(value) if isinstance(value, list) else value for value in values.values())
+        )
+    except TypeError:  # a value that cannot be hashed
+        return Sampling(**values)
+
+
+# Checked once: the requests of a run are of a few kinds, in their thousands.
+@lru_cache(maxsize=256, typed=True)
+def _sampling(names: tuple[str, ...], *values: Any) -> Sampling:
+    return Sampling(**dict(zip(names, values, strict=True)))

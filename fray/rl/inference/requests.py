@@ -98,6 +98,8 @@ class GenerateRequest:
         prompt_ids: tokens of the prompt, at least one.
         sampling: how to choose the tokens.
         adapter: name of the low-rank adapter that answers; None: the server's own weights.
+        seed: of the random numbers, where ``sampling`` has none; so requests that differ in nothing else share one
+            `Sampling`, which is checked and sent once.
 
     Raises:
         ValueError: the prompt is empty.
@@ -107,6 +109,7 @@ class GenerateRequest:
     prompt_ids: tuple[int, ...] = field(converter=_as_tuple)
     sampling: Sampling = Sampling()
     adapter: str | None = None
+    seed: int | None = None
 
     def __attrs_post_init__(self) -> None:
         if not self.prompt_ids:

@@ -9,7 +9,7 @@ from itertools import chain, count
 from typing import Any, TypeAlias
 
 import trio
-from attrs import astuple, evolve, field, frozen
+from attrs import evolve, field, frozen
 
 from fray.api.actors.current_actor import current_actor
 from fray.api.actors.handle import ActorHandle
@@ -69,7 +69,8 @@ class RolloutProcess:
         self._plan, self._coordinator = plan, coordinator
         with loading(THRESHOLDS):
             self._tokenizer = load_tokenizer(plan.model)
-            self._limits = None if plan.needs is None or plan.is_own_trainer else load_limits(plan.model)
+            limits = None if plan.needs is None or plan.is_own_trainer else load_limits(plan.model)
+            self._limits = (UNLIMITED, None) if limits is None else (limits.vocabulary_size, limits.max_length)
         self._idle = plan.workers
         self._freed = trio.Event()
         self._results: list[TaskResult] = []
@@ -81,7 +82,8 @@ class RolloutProcess:
     async def run(self) -> None:
         """Roll out episodes until there are no tasks; what is unfinished then is cancelled."""
         async with trio.open_nursery() as nursery:
-            self._servers = ServerChoice(RequestBatches(nursery).generate, _max_length)
+            batches = RequestBatches(nursery)
+            self._servers = ServerChoice(batches.generate, batches.give_up, _max_length)
             self._gateway = AgentGateway(nursery, model_name(self._plan.model), self._servers.max_length)
             nursery.start_soon(self._follow_routes)
             nursery.start_soon(self._deliver)
@@ -121,15 +123,16 @@ class RolloutProcess:
         llm = LLM(_Requests(grant, self._plan, self._servers).send, self._tokenizer)
         deadline = trio.current_time() + self._plan.timeout_s
         try:
-            with trio.fail_at(deadline), EpisodeAgents(self._gateway, llm, deadline):
+            patience = trio.CancelScope(deadline=deadline)
+            with patience, EpisodeAgents(self._gateway, llm, deadline):
                 result = await self._plan.rollout({**grant.row, "is_val": grant.is_validation}, llm)
+            if patience.cancelled_caught:
+                return TaskResult(grant.lease, failure="timeout", detail=f"no result after {self._plan.timeout_s:g} s")
             scores = scores_of(result, grant.samples)
             made = [_trajectories_of(grant, run, one, llm.replies) for run, one in enumerate(scores)]
             for trajectory in () if grant.is_validation else chain.from_iterable(made):
                 self._check(trajectory)
             return TaskResult(grant.lease, tuple(_sample_of(grant, each) for each in made))
-        except trio.TooSlowError:
-            return TaskResult(grant.lease, failure="timeout", detail=f"no result after {self._plan.timeout_s:g} s")
         except AttemptEnded as ended:
             return TaskResult(grant.lease, failure=ended.reason, detail=ended.detail, is_attempt=ended.is_attempt)
         except Exception as error:  # noqa: BLE001 (the user's code may raise anything)
@@ -144,7 +147,7 @@ class RolloutProcess:
     def _check(self, trajectory: Trajectory) -> None:
         """Raise InvalidTrajectory if the trainer could not train it, which would end the run."""
         if self._plan.needs is not None:
-            size, length = (UNLIMITED, None) if self._limits is None else astuple(self._limits)
+            size, length = self._limits
             check_trajectory(trajectory, vocabulary_size=size, max_length=length, needs=self._plan.needs)
 
 
@@ -176,10 +179,9 @@ class _Requests:
         name = f"{self._grant.task_id}/{self._grant.attempt}/{next(self._numbers)}"
         if self._grant.is_validation:
             request = evolve(request, sampling=evolve(request.sampling, **self._plan.validation_sampling))
-        if request.sampling.seed is None:
-            digest = sha256(f"{self._plan.seed}/{name}".encode()).digest()
-            request = evolve(request, sampling=evolve(request.sampling, seed=int.from_bytes(digest[:6], "big")))
-        return await self._servers.send(evolve(request, request_id=f"{self._grant.lease}/{name}"))
+        digest = sha256(f"{self._plan.seed}/{name}".encode()).digest()
+        seed, request_id = int.from_bytes(digest[:6], "big"), f"{self._grant.lease}/{name}"
+        return await self._servers.send(evolve(request, request_id=request_id, seed=seed))
 
 
 async def _max_length(route: ServerRoute) -> int:

@@ -9,10 +9,10 @@ from itertools import count
 import trio
 from attrs import define, field
 
-from fray.api.actors.handle import ActorHandle
 from fray.errors import ActorDied
 from fray.rl.inference.requests import Completion, GenerateRequest
 from fray.rl.messages import ServerRoute
+from fray.rl.rollout.server_choice import RequestGivenUp
 
 BATCH_TOKENS = 1 << 17
 """Tokens of prompts that are sent in one message, if it has several requests."""
@@ -22,7 +22,7 @@ BATCH_TOKENS = 1 << 17
 class _Sent:
     """A request whose answer is awaited."""
 
-    handle: ActorHandle
+    route: ServerRoute
     request: GenerateRequest
     batch: _Batch | None = None
     answer: list[Completion] | Exception | None = None
@@ -38,7 +38,7 @@ class _Batch:
     """Requests that were sent in one message, and are not answered."""
 
     name: str
-    handle: ActorHandle
+    route: ServerRoute
     waiting: dict[str, _Sent]
     withdrawn: list[str] = field(factory=list)
     scope: trio.CancelScope = field(factory=trio.CancelScope)
@@ -54,6 +54,7 @@ class RequestBatches:
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery
         self._unsent: list[_Sent] = []
+        self._open: set[_Batch] = set()
         # A server knows the batches of several processes.
         self._process, self._numbers = secrets.token_hex(8), count()
 
@@ -64,9 +65,10 @@ class RequestBatches:
 
         Raises:
             ActorDied: the server was lost; the request may be sent again.
+            RequestGivenUp: `give_up` has ended it.
             ValueError, ServerBusy, ActorFailed: as `InferenceServer.generate`.
         """
-        sent = _Sent(route.handle, request)
+        sent = _Sent(route, request)
         if not self._unsent:
             self._nursery.start_soon(self._send)
         self._unsent.append(sent)
@@ -80,24 +82,37 @@ class RequestBatches:
             raise sent.answer
         return sent.answer
 
+    def give_up(self, route: ServerRoute) -> None:
+        """End the requests that a server has not answered: `generate` raises `RequestGivenUp` for each."""
+        given_up = [sent for sent in self._unsent if sent.route.name == route.name]
+        self._unsent = [sent for sent in self._unsent if sent.route.name != route.name]
+        for batch in self._open:
+            if batch.route.name == route.name:
+                given_up += batch.waiting.values()
+                batch.waiting.clear()
+                batch.scope.cancel()
+        for sent in given_up:
+            sent.end(RequestGivenUp())
+
     async def _send(self) -> None:
         """Send the requests that were made since this task was started: those of all tasks that were ready with it."""
         unsent, self._unsent = self._unsent, []
-        by_server: dict[int, list[_Sent]] = {}
+        by_server: dict[str, list[_Sent]] = {}
         for sent in unsent:
-            by_server.setdefault(id(sent.handle), []).append(sent)
+            by_server.setdefault(sent.route.name, []).append(sent)
         for of_server in by_server.values():
             for part in _parts(of_server):
                 name = f"{self._process}/{next(self._numbers)}"
-                batch = _Batch(name, part[0].handle, {one.request.request_id: one for one in part})
+                batch = _Batch(name, part[0].route, {one.request.request_id: one for one in part})
                 for sent in part:
                     sent.batch = batch
+                self._open.add(batch)
                 self._nursery.start_soon(self._receive, batch, [sent.request for sent in part])
 
     async def _receive(self, batch: _Batch, requests: Sequence[GenerateRequest]) -> None:
         try:
             with batch.scope:
-                async with batch.handle.generate_each.stream(batch.name, requests) as answers:
+                async with batch.route.handle.generate_each.stream(batch.name, requests) as answers:
                     async for few in answers:
                         for name, answer in few:
                             if (sent := batch.waiting.pop(name, None)) is not None:
@@ -109,6 +124,8 @@ class RequestBatches:
         except Exception as error:  # noqa: BLE001
             for sent in batch.waiting.values():
                 sent.end(error)
+        finally:
+            self._open.discard(batch)
 
     def _withdraw(self, sent: _Sent) -> None:
         batch = sent.batch
@@ -125,7 +142,7 @@ class RequestBatches:
             batch.scope.cancel()
             return
         try:
-            await batch.handle.withdraw(batch.name, withdrawn)
+            await batch.route.handle.withdraw(batch.name, withdrawn)
         except ActorDied:
             return  # it takes its requests along
 

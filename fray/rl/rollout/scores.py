@@ -174,7 +174,9 @@ def trajectory_of(last: Score, turns: Sequence[ScoredReply]) -> Trajectory:
     tokens = [*reply.prompt_ids, *reply.token_ids]
     mask, logprobs = [0] * len(tokens), [0.0] * len(tokens)
     segments: list[Segment] = []
-    earlier = [turn for turn in turns if turn is not reply and _begins(reply.prompt_ids, turn)]
+    # Replies to the same prompt, of which a group has many, are not compared with one another.
+    length = len(reply.prompt_ids)
+    earlier = [turn for turn in turns if len(turn.prompt_ids) < length and _begins(reply.prompt_ids, turn)]
     # Of two replies to one prompt, the longer one is in the conversation.
     for turn in [*sorted(earlier, key=lambda turn: (len(turn.prompt_ids), -len(turn.token_ids))), reply]:
         start, end = len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.token_ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -11,24 +12,30 @@ from fray.rl.inference.requests import Completion, GenerateRequest
 from fray.rl.messages import ServerRoute
 
 
+class RequestGivenUp(Exception):
+    """A request was ended here before its server answered it; another server shall get it."""
+
+
 class ServerChoice:
     """Sends requests to the server that has the fewest requests of this process.
 
     Args:
-        call: sends a request to a server.
+        call: sends a request to a server; raises `RequestGivenUp` when ``give_up`` has ended it.
+        give_up: ends the requests that a server has.
         ask_max_length: asks a server for the tokens of a prompt and its reply together.
     """
 
     def __init__(
         self,
         call: Callable[[ServerRoute, GenerateRequest], Awaitable[list[Completion]]],
+        give_up: Callable[[ServerRoute], None],
         ask_max_length: Callable[[ServerRoute], Awaitable[int]],
     ) -> None:
-        self._call, self._ask_max_length = call, ask_max_length
+        self._call, self._give_up, self._ask_max_length = call, give_up, ask_max_length
         self._max_length = 0
         self._routes: list[ServerRoute] = []
-        self._in_flight: dict[str, set[trio.CancelScope]] = {}
-        """Scopes of the calls to each server."""
+        self._in_flight: Counter[str] = Counter()
+        """Requests of each server."""
         self._changed = trio.Event()
 
     def set_routes(self, routes: list[ServerRoute]) -> None:
@@ -36,8 +43,8 @@ class ServerChoice:
         self._routes = routes
         if any(route.accepts for route in routes):
             for route in routes:
-                for scope in () if route.accepts or route.leaves else self._in_flight.get(route.name, ()):
-                    scope.cancel()
+                if not (route.accepts or route.leaves):
+                    self._give_up(route)
         self._changed.set()
         self._changed = trio.Event()
 
@@ -52,19 +59,16 @@ class ServerChoice:
             if route is None:
                 await self._changed.wait()
                 continue
-            calls = self._in_flight.setdefault(route.name, set())
-            scope = trio.CancelScope()
-            calls.add(scope)
+            self._in_flight[route.name] += 1
             try:
-                with scope:
-                    completions = await self._call(route, request)
+                completions = await self._call(route, request)
+            except RequestGivenUp:
+                continue
             except ActorDied:
                 await self._wait_for_other(route)
                 continue
             finally:
-                calls.discard(scope)
-            if scope.cancelled_caught:
-                continue
+                self._in_flight[route.name] -= 1
             # An update in mode "abort" ends requests; they are sent again to the new weights.
             if not any(one.finish_reason == "abort" for one in completions):
                 return completions
@@ -84,7 +88,7 @@ class ServerChoice:
 
     def _choose(self) -> ServerRoute | None:
         accepting = [route for route in self._routes if route.accepts]
-        return min(accepting, key=lambda route: (len(self._in_flight.get(route.name, ())), route.name), default=None)
+        return min(accepting, key=lambda route: (self._in_flight[route.name], route.name), default=None)
 
     async def _wait_for_other(self, lost: ServerRoute) -> None:
         """Wait until another server can be chosen, or the table has changed."""

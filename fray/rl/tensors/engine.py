@@ -193,7 +193,9 @@ class Engine:
         if sampling.min_tokens and len(ends) >= vocabulary:
             raise ValueError(f"{name}: min_tokens={sampling.min_tokens}, but every token ends the completion")
         self._open[request.request_id] = sampling.n
-        seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
+        seed = request.seed if sampling.seed is None else sampling.seed
+        if seed is None:
+            seed = secrets.randbits(64)
         for index in range(sampling.n):
             self._waiting.append(_Sequence(request, index, stream_key(seed, index), stream, ends))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fray.rl.core.versions import VersionName
-from fray.rl.inference.client import LLM
+from fray.rl.inference.client import LLM, sampling_of
 from fray.rl.inference.requests import Completion, GenerateRequest
 from tests.support.counting_engine import TOKENIZER, answer_of
 
@@ -64,3 +64,13 @@ async def test_a_conversation_that_was_changed_is_tokenised_as_a_whole() -> None
 async def test_an_unknown_parameter_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"unknown sampling parameter 'temprature'; did you mean temperature\?"):
         await Bench().llm.completion("12", temprature=1)
+
+
+def test_requests_that_ask_for_the_same_share_what_was_checked() -> None:
+    asked = {"max_tokens": 1, "stop": ["a"]}
+    assert sampling_of(asked) is sampling_of({"max_tokens": 1, "stop": ("a",)})
+    for wrong in (True, 1.0, [1]):  # equal values of other types are not taken for what was checked
+        with pytest.raises(ValueError, match="expected an integer of at least 1"):
+            sampling_of({"max_tokens": wrong})
+    with pytest.raises(ValueError, match=r"max_tokens=\{\}: expected an integer"):
+        sampling_of({"max_tokens": {}})

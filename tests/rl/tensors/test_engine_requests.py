@@ -145,6 +145,16 @@ def test_the_tokens_of_a_seed_do_not_depend_on_the_slot_and_other_seeds_have_oth
     assert len(set(answers[0].values())) == 6
 
 
+def test_the_seed_of_a_request_counts_where_its_sampling_has_none() -> None:
+    def tokens(seed: int | None, of_sampling: int | None) -> list[int]:
+        engine = Engine(fresh(), V0)
+        engine.add(GenerateRequest("r", PROMPT, Sampling(max_tokens=12, seed=of_sampling, ignore_eos=True), seed=seed))
+        return drain(engine)[0].token_ids
+
+    assert tokens(7, None) == tokens(None, 7) == tokens(8, 7)
+    assert tokens(8, None) != tokens(7, None)
+
+
 def test_requests_without_a_seed_have_different_random_numbers() -> None:
     first, second = (complete(Engine(fresh(), V0), seed=None, max_tokens=40, temperature=2)[0] for _ in range(2))
     assert first.token_ids != second.token_ids
