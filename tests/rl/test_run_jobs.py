@@ -66,6 +66,8 @@ Command = Callable[..., tuple[int, str, str]]
 def fray(lab: Lab, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
     """``fray`` in this process: its exit code, and what it printed."""
     monkeypatch.setenv("FRAY_TOKEN", TOKEN)
+    # The command sets it, too: here it is restored after the test.
+    monkeypatch.setenv("FRAY_CLUSTER_SPEC", lab.spec)
 
     def run(*arguments: str) -> tuple[int, str, str]:
         capfd.readouterr()
