@@ -184,9 +184,12 @@ class NexRLController(NexRLModule):
         prefix, base = CUSTOM.get(role, ("", object))
         if prefix and section.get(f"{prefix}_class_name"):
             path, name = section[f"{prefix}_module_path"], section[f"{prefix}_class_name"]
-            found = load_object(f"{path}:{name}", self._config.directory)
+            key = f"{SECTIONS[role]}.{prefix}_class_name"
+            try:
+                found = load_object(f"{path}:{name}", self._config.directory)
+            except InvalidRequest as error:
+                raise invalid("config", [(key, str(error))]) from error.__cause__
             if not isinstance(found, type) or not issubclass(found, base):
-                key = f"{SECTIONS[role]}.{prefix}_class_name"
                 raise InvalidRequest(f"invalid {key} {name!r}: expected a class of {base.__name__}")
             return found
         return self.MODULE_REGISTRY[role][section["type"]]

@@ -21,6 +21,7 @@ from fray.rl.recipe.guide_config import DataConfig, GuideConfig, length_problems
 from fray.rl.recipe.run_recipe import resources_of
 from fray.rl.recipe.typed import invalid
 from fray.rl.rollout_worker import BaseRolloutWorker, WorkerEpisode
+from fray.rl.rollout_worker.base_rollout_worker import evaluator_class
 from fray.rl.run import Run
 from fray.rl.tokenizers import load_limits
 from fray.rl.train.settings import GRPO
@@ -30,6 +31,14 @@ logger = logging.getLogger("fray.rl")
 NO_SAVE = 2**31
 """Updates between two checkpoints where only the last one is written."""
 CHECKPOINTS = "checkpoints"
+NEEDED_KEYS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "simple": (("prompt",),),
+    "single_turn_math": (("prompt",), ("answer", "ground_truth")),
+    "agent": (("prompt", "messages"),),
+    "nexau": (("query", "prompt", "question"),),
+    "pig_latin": (("input", "prompt"),),
+}
+"""Keys of rows that each type of worker needs: of each tuple one."""
 
 LoaderClass = Callable[..., BaseDataLoader]
 
@@ -53,17 +62,20 @@ def run_of_guide(
     """
     trainer, weight, data = config.trainer, config.weight, config.data
     _check_supported(config)
+    evaluator_class(_worker_config(config))
     rows = _with_prompts(rows_of(loader_class(data), "data"), data, "data")
-    _check_rows(rows, config)
+    _check_rows(rows, config, "data")
     settings = _training(config)
     output, _ = _output(config)
     validation: dict[str, Any] = {}
     if validate_loader_class is not None and (weight.validate_freq or config.validate.validate_before_train):
         assert config.validate.data is not None
         section = config.validate.data
-        validation_rows = rows_of(validate_loader_class(section, is_validate=True), "validate.data")
+        loaded = rows_of(validate_loader_class(section, is_validate=True), "validate.data")
+        validation_rows = _with_prompts(loaded, section, "validate.data")
+        _check_rows(validation_rows, config, "validate.data")
         validation = {
-            "validation_data": _with_prompts(validation_rows, section, "validate.data"),
+            "validation_data": validation_rows,
             "validate_freq": weight.validate_freq or None,
             "validate_before": config.validate.validate_before_train,
         }
@@ -119,16 +131,16 @@ def copy_checkpoint(config: GuideConfig) -> None:
             unfinished.rename(target)
 
 
-def _check_rows(rows: Sequence[Mapping[str, Any]], config: GuideConfig) -> None:
-    """Raise InvalidRequest for a row without the key that Fray's own worker of the configuration needs."""
+def _check_rows(rows: Sequence[Mapping[str, Any]], config: GuideConfig, path: str) -> None:
+    """Raise InvalidRequest for a row without a key that Fray's own worker of the configuration needs."""
     worker = config.rollout_worker
-    if worker.custom_rollout_worker_class_name is not None or worker.type not in ("simple", "single_turn_math"):
-        return
+    needed = () if worker.custom_rollout_worker_class_name is not None else NEEDED_KEYS.get(worker.type, ())
     for number, row in enumerate(rows):
-        if "prompt" not in row:
-            has = ", ".join(sorted(map(str, row))) or "no keys"
-            text = f"row {number} lacks 'prompt', which workers of type {worker.type!r} need; it has {has}"
-            raise InvalidRequest(f"invalid config: data: {text}")
+        for names in needed:
+            if not any(name in row for name in names):
+                has, lacks = ", ".join(sorted(map(str, row))) or "no keys", " or ".join(map(repr, names))
+                text = f"row {number} lacks {lacks}, which workers of type {worker.type!r} need; it has {has}"
+                raise invalid("config", [(path, text)])
 
 
 def _check_context(config: GuideConfig, model: ModelSpec) -> None:

@@ -59,7 +59,8 @@ class BaseRolloutWorker(NexRLModule):
         """Model of the task at hand, a `fray.rl.LLM`, for ``async`` steps."""
         self._replies: Sequence[RecordedReply] = ()
         """Replies that the model gave in this step."""
-        self._evaluator = _load_evaluator(config)
+        evaluator = evaluator_class(config)
+        self._evaluator = None if evaluator is None else evaluator()
         self._trajectory_pool: TrajectorySink | None = None
         self._validator: TrajectorySink | None = None
         self._dataloader: TaskSource | None = None
@@ -222,11 +223,20 @@ def base_directory(config: Mapping[str, Any]) -> Path:
     return Path(config.get("directory") or ".").absolute()
 
 
-def _load_evaluator(config: Mapping[str, Any]) -> Evaluator | None:
+def evaluator_class(config: Mapping[str, Any]) -> type[Evaluator] | None:
+    """Return the class that ``evaluator_module_path`` of a worker's configuration names; None without one.
+
+    Raises:
+        InvalidRequest: it cannot be loaded, or is not an `Evaluator`.
+    """
     reference = config.get("evaluator_module_path")
     if not reference:
         return None
-    found = load_object(str(reference), base_directory(config))
+    problem = f"invalid rollout_worker.evaluator_module_path {reference!r}"
+    try:
+        found = load_object(str(reference), base_directory(config))
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{problem}: {error}") from error.__cause__
     if not isinstance(found, type) or not issubclass(found, Evaluator):
-        raise InvalidRequest(f"invalid rollout_worker.evaluator_module_path {reference!r}: expected an Evaluator class")
-    return found()
+        raise InvalidRequest(f"{problem}: expected an Evaluator class")
+    return found

@@ -17,13 +17,13 @@ from fray.rl.core.trajectory_store import ReadyRule
 from fray.rl.core.versions import SyncMode
 from fray.rl.nexrl.data_loader import MockDataLoader
 from fray.rl.nexrl.guide_run import copy_checkpoint
-from fray.rl.rollout_worker import SingleTurnMathRolloutWorker
+from fray.rl.rollout_worker import SimpleRolloutWorker
 
 CONFIG: dict[str, Any] = {
     "project_name": "digits",
     "experiment_name": "test",
     "data": {"type": "mock", "prompts": ["1>", "2>", "3>", "4>"], "rollout_repeat_n": 2, "keep_batch_order": True},
-    "rollout_worker": {"type": "single_turn_math", "num_workers": 3, "max_response_length": 4, "max_attempts": 5},
+    "rollout_worker": {"type": "simple", "num_workers": 3, "max_response_length": 4, "max_attempts": 5},
     "trajectory_pool": {
         "batch_size": 4,
         "group_size": 2,
@@ -89,7 +89,7 @@ def test_keys_of_the_guide_are_the_settings_of_a_run() -> None:
     assert isinstance(run.trainer, rl.GRPO)
     assert run.trainer.lr == 0.01
     worker = controller._get_module_class_for_role(rl.NexRLRole.ROLLOUT_WORKER, controller._config)
-    assert worker is SingleTurnMathRolloutWorker
+    assert worker is SimpleRolloutWorker
     assert not controller._check_finish()
     assert controller._check_module_liveness()
     assert controller._check_module_exceptions()
@@ -331,12 +331,46 @@ def test_an_agent_is_a_file_or_a_factory_in_one(tmp_path: Path, monkeypatch: pyt
         rl.NexRLController(config({**changes, "rollout_worker.nexau_agent_config_path": "other.py:make"}))
 
 
-def test_rows_that_lack_the_prompt_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"prompt": "1"}\n{"question": "2", "answer": "3"}\n')
-    settings = copy.deepcopy(CONFIG) | {"data": {"type": "torch", "data_files": [str(tmp_path / "rows.jsonl")]}}
+@pytest.mark.parametrize(
+    ("kind", "lacks"),
+    [
+        ("simple", "'prompt'"),
+        ("single_turn_math", "'prompt'"),
+        ("agent", "'prompt' or 'messages'"),
+        ("pig_latin", "'input' or 'prompt'"),
+    ],
+)
+def test_rows_that_lack_what_the_worker_needs_are_refused(kind: str, lacks: str, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1", "answer": "1"}\n{"text": "2", "answer": "3"}\n')
+    data = {"type": "torch", "data_files": [str(rows)]}
+    text = f"row 1 lacks {lacks}, which workers of type {kind!r} need; it has answer, text"
     with pytest.raises(InvalidRequest) as caught:
-        rl.NexRLController(settings)
-    assert str(caught.value) == (
-        "invalid config: data: row 1 lacks 'prompt', which workers of type 'single_turn_math' need; "
-        "it has answer, question"
-    )
+        rl.NexRLController(config({"rollout_worker.type": kind}) | {"data": data})
+    assert str(caught.value) == f"invalid config: data: {text}"
+    with pytest.raises(InvalidRequest) as caught:
+        prompts = {"type": "mock", "size": 1}
+        validate = {"validate": {"data": data, "validate_before_train": True}}
+        rl.NexRLController(config({"rollout_worker.type": kind}) | {"data": prompts} | validate)
+    expected = text if kind != "single_turn_math" else "row 0 lacks 'answer' or 'ground_truth', which"
+    assert expected in str(caught.value)
+
+
+def test_a_file_that_raises_is_refused_with_its_key_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEXRL_PATH", str(tmp_path))
+    (tmp_path / "broken.py").write_text("import os\n\nLIMIT = os.environ['NO_SUCH_VARIABLE_HERE']\n")
+    (tmp_path / "empty.py").write_text("class Other: ...\n")
+    line = f"{tmp_path}/broken.py raised KeyError: 'NO_SUCH_VARIABLE_HERE' (line 3 of {tmp_path}/broken.py: LIMIT = os"
+    for changes, message in (
+        ({"evaluator_module_path": "broken.py:E"}, f"evaluator_module_path '{tmp_path}/broken.py:E': {line}"),
+        ({"evaluator_module_path": "empty.py:Othr"}, "empty.py has no 'Othr'; did you mean Other?"),
+        ({"evaluator_module_path": "empty.py:Other"}, "expected an Evaluator class"),
+        (
+            {"custom_rollout_worker_module_path": "broken.py", "custom_rollout_worker_class_name": "Mine"},
+            f"rollout_worker.custom_rollout_worker_class_name: {line}",
+        ),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            rl.NexRLController(config({f"rollout_worker.{key}": value for key, value in changes.items()}))
+        assert str(caught.value).startswith("invalid ")
+        assert message in str(caught.value)
