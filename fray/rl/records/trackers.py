@@ -133,7 +133,7 @@ def check_trackers(names: Sequence[str], output: object) -> None:
             known = ", ".join(map(repr, TRACKERS))
             raise InvalidRequest(f"invalid tracker {name!r}; expected one of {known}{near_text(str(name), TRACKERS)}")
         if find_spec(name) is None:
-            raise InvalidRequest(f"trackers=[{name!r}] needs the package {name}: pip install {name}")
+            raise InvalidRequest(f"trackers=[{name!r}] needs the package {name}: pip install 'fray[{name}]'")
         if name == "tensorboard" and output is None:
             raise InvalidRequest("trackers=['tensorboard'] writes to the output directory: write output='./out'")
 

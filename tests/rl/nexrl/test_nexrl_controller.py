@@ -169,7 +169,7 @@ def test_metrics_and_validations_go_to_the_loggers() -> None:
 
 def test_loggers_that_cannot_be_used_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fray.rl.records.trackers.find_spec", lambda name: None)
-    with pytest.raises(InvalidRequest, match=r"trackers=\['mlflow'\] needs the package mlflow: pip install mlflow"):
+    with pytest.raises(InvalidRequest, match=r"\['mlflow'\] needs the package mlflow: pip install 'fray\[mlflow\]'"):
         rl.NexRLController(config({"logger.backend": "mlflow"}))
     controller = rl.NexRLController(config({"logger.backend": ["console", "jsonl", "wandbb"]}))
     with pytest.raises(InvalidRequest) as caught:

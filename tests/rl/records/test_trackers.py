@@ -41,7 +41,7 @@ def test_what_is_wrong_is_refused_before_the_start(trackers: Any, message: str) 
 def test_a_missing_package_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
     monkeypatch.setattr("fray.rl.records.trackers.find_spec", lambda name: None)
-    with pytest.raises(InvalidRequest, match=r"trackers=\['mlflow'\] needs the package mlflow: pip install mlflow"):
+    with pytest.raises(InvalidRequest, match=r"\['mlflow'\] needs the package mlflow: pip install 'fray\[mlflow\]'"):
         check_trackers(["mlflow"], None)
 
 
