@@ -66,6 +66,8 @@ class Coordinator:
         self._routes_number = secrets.randbits(32)
         self._last_failure = ""
         self._is_stopping = False
+        self._slowest: dict[str, tuple[str, str]] = {}
+        """Lease of the oldest episode of each worker, and what that does."""
         self._servers_missing = ""
         """Text about servers without which no task is given out."""
         # A validation that begins with the run: before a snapshot can have it.
@@ -111,8 +113,13 @@ class Coordinator:
         self._wake()
         return answers
 
+    async def note_slowest(self, worker: str, lease: str, does: str) -> None:
+        """Note what the oldest episode of a worker does, for the status."""
+        self._slowest[worker] = (lease, does)
+
     async def lose_worker(self, worker: str) -> None:
         """Give back the tasks of a worker that was lost."""
+        self._slowest.pop(worker, None)
         self._state.lose_worker(worker)
         self._wake()
 
@@ -276,8 +283,9 @@ class Coordinator:
     async def status(self) -> RunStatus:
         """Return what the run does and waits for."""
         state, counts = self._state, self._state.record.counts
+        missing = "" if state.is_done else self._servers_missing
         return RunStatus(
-            ("" if state.is_done else self._servers_missing) or state.wait_reason(trio.current_time()),
+            missing or state.wait_reason(trio.current_time(), dict(self._slowest.values())),
             state.record.weights.line.current,
             state.record.weights.rollout,
             counts.issued,

@@ -65,6 +65,18 @@ async def test_a_batch_is_there_when_its_last_sample_is(autojump_clock: Any) -> 
     assert len(await run.take_tasks("w", 9)) == 4
 
 
+async def test_the_status_says_what_the_slowest_episode_does(autojump_clock: Any) -> None:
+    run = coordinator()
+    (oldest,) = await run.take_tasks("w", 1)
+    await trio.sleep(5)
+    (newer,) = await run.take_tasks("other", 1)
+    await run.note_slowest("other", newer.lease, "generating")
+    text = f"the trainer waits: 0 of 2 groups; slowest: task {oldest.task_id}, 5 s, of w"
+    assert (await run.status()).waits_for == text
+    await run.note_slowest("w", oldest.lease, "generating")
+    assert (await run.status()).waits_for == text.replace("of w", "generating, of w")
+
+
 async def test_the_tasks_of_a_lost_worker_are_given_to_another_and_its_results_refused(autojump_clock: Any) -> None:
     run = coordinator()
     lost = await run.take_tasks("lost", 4)

@@ -452,10 +452,29 @@ def test_a_run_ends_after_three_updates_in_a_row_that_are_not_finite(tmp_path: P
     assert dumped.stat().st_size > 0
 
 
-def test_episodes_that_do_not_end_are_cancelled() -> None:
-    result = trio.run(run(1, trainer=None, rollout=hangs, data=ROWS[:2], max_attempts=1, rollout_timeout_s=0.2).main)
+def test_episodes_that_do_not_end_are_cancelled_and_the_status_says_in_what_they_are(tmp_path: Path) -> None:
+    seen: set[str] = set()
+    options: dict[str, Any] = {"max_attempts": 1, "rollout_timeout_s": 4.0, "output": tmp_path}
+
+    async def main() -> rl.RunResult:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            result = await run(1, trainer=None, rollout=hangs, data=ROWS[:2], **options).main()
+            nursery.cancel_scope.cancel()
+        return result
+
+    async def look() -> None:
+        while True:
+            await trio.sleep(0.2)
+            if (tmp_path / "status.json").exists():
+                seen.add(read_status(tmp_path).get("waits_for", ""))
+
+    result = trio.run(main)
     assert result.status is not None
     assert result.status.dropped == {"timeout": 2}
+    assert any(
+        re.search(r"slowest: task 0-\d-0, \d s, in a tool call or its own code, of Rollout", one) for one in seen
+    )
 
 
 def test_an_adapter_is_trained_sent_to_servers_saved_and_continued(tmp_path: Path) -> None:

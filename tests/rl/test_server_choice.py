@@ -11,7 +11,8 @@ import trio.testing
 from fray.errors import ActorDied
 from fray.rl.core.versions import VersionName
 from fray.rl.inference.requests import Completion, GenerateRequest, Sampling
-from fray.rl.messages import ServerRoute
+from fray.rl.messages import ServerRoute, TaskGrant
+from fray.rl.rollout.process import GENERATING, OWN_CODE, EpisodePlan, EpisodeRequests
 from fray.rl.rollout.server_choice import RequestGivenUp, ServerChoice
 
 
@@ -48,8 +49,27 @@ def request(name: str) -> GenerateRequest:
     return GenerateRequest(name, (1,), Sampling())
 
 
+async def solve(task: dict[str, Any], llm: Any) -> None:
+    raise NotImplementedError
+
+
 async def max_length(route: ServerRoute) -> int:
     return 256
+
+
+async def test_an_episode_generates_until_it_has_its_answers() -> None:
+    servers = Servers()
+    choice = ServerChoice(servers.call, servers.give_up, max_length)
+    choice.set_routes([route("a")])
+    grant = TaskGrant("0.1", "0-0-0", "0-0", 0, {}, 1)
+    requests = EpisodeRequests(grant, EpisodePlan(solve, "model", 1, 60.0, 0), choice)
+    assert requests.does == OWN_CODE
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(requests.send, request("x"))
+        await trio.testing.wait_all_tasks_blocked()
+        assert requests.does == GENERATING
+        servers.answers.set()
+    assert requests.does == OWN_CODE
 
 
 async def test_the_server_with_the_fewest_requests_gets_the_next() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from enum import Enum
 
 from attrs import define, field, frozen
@@ -319,8 +319,12 @@ class RunState:
         leased = self._leases.samples + self._validation_leases.samples
         return waiting + leased + record.store.sample_count + len(record.batch_samples)
 
-    def wait_reason(self, now: float | None = None) -> str:
-        """Return what the trainer waits for, in one line; with the time ``now``, how long the slowest task takes."""
+    def wait_reason(self, now: float | None = None, doing: Mapping[str, str] | None = None) -> str:
+        """Return what the trainer waits for, in one line; with the time ``now``, how long the slowest task takes.
+
+        Args:
+            doing: what episodes do, by the numbers of their leases.
+        """
         record = self.record
         if self.is_finished:
             return "the run is done"
@@ -338,7 +342,8 @@ class RunState:
         text = f"the trainer waits: {have} of {want} groups"
         if oldest := min(self.leases, key=lambda lease: lease.expires_at, default=None):
             age = "" if now is None else f", {now - oldest.expires_at + record.plan.lease_s:.0f} s,"
-            text += f"; slowest: task {oldest.task.task_id}{age} of {oldest.worker}"
+            does = (doing or {}).get(oldest.number)
+            text += f"; slowest: task {oldest.task.task_id}{age}{f' {does},' if does else ''} of {oldest.worker}"
         return text
 
     # Decisions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import sha256
-from itertools import chain, count
+from itertools import chain, count, islice
 from typing import Any, TypeAlias
 
 import trio
@@ -31,6 +31,9 @@ Episode: TypeAlias = Callable[[dict[str, Any], LLM], Awaitable[Any]]
 """``async def solve(task, llm)``: rolls out one episode of a row, and returns what `fray.rl.score` makes."""
 UNLIMITED = 2**31
 """Vocabulary of a model that is not known here."""
+SLOWEST_PERIOD_S = 1.0
+"""Seconds between two reports of what the oldest episode does."""
+GENERATING, OWN_CODE = "generating", "in a tool call or its own code"
 DETAIL_LIMIT_CHARACTERS = 4_000
 """Length of the end of a traceback that is kept of a failed episode."""
 THRESHOLDS = (100_000, 5, 100)
@@ -73,6 +76,8 @@ class RolloutProcess:
             self._limits = (UNLIMITED, None) if limits is None else (limits.vocabulary_size, limits.max_length)
         self._idle = plan.workers
         self._freed = trio.Event()
+        self._running: dict[str, EpisodeRequests] = {}
+        """Requests of the episodes under way by their leases, the oldest first."""
         self._results: list[TaskResult] = []
         self._has_results = trio.Event()
 
@@ -88,6 +93,7 @@ class RolloutProcess:
             nursery.start_soon(self._follow_routes)
             nursery.start_soon(self._deliver)
             worker = current_actor().incarnation
+            nursery.start_soon(self._report_slowest, worker)
             while grants := await repeatable(self._coordinator, "take_tasks")(worker, self._idle):
                 for grant in grants:
                     self._idle -= 1
@@ -110,8 +116,15 @@ class RolloutProcess:
             results, self._results = self._results, []
             await repeatable(self._coordinator, "put_results")(results)
 
+    async def _report_slowest(self, worker: str) -> None:
+        while True:
+            await trio.sleep(SLOWEST_PERIOD_S)
+            for lease, requests in islice(self._running.items(), 1):
+                await repeatable(self._coordinator, "note_slowest")(worker, lease, requests.does)
+
     async def _roll_out(self, grant: TaskGrant) -> None:
         result = await self._result_of(grant)
+        del self._running[grant.lease]
         self._results.append(result)
         self._has_results.set()
         self._idle += 1
@@ -120,7 +133,8 @@ class RolloutProcess:
 
     async def _result_of(self, grant: TaskGrant) -> TaskResult:
         """Run an episode. An error of it ends this attempt of the task, and nothing else."""
-        llm = LLM(_Requests(grant, self._plan, self._servers).send, self._tokenizer)
+        requests = self._running[grant.lease] = EpisodeRequests(grant, self._plan, self._servers)
+        llm = LLM(requests.send, self._tokenizer)
         deadline = trio.current_time() + self._plan.timeout_s
         try:
             patience = trio.CancelScope(deadline=deadline)
@@ -168,12 +182,18 @@ def _sample_of(grant: TaskGrant, trajectories: list[Trajectory]) -> SampleResult
     return SampleResult(segments, rewards, (grant.group_id,), dumps_plain(trajectories), scores)
 
 
-class _Requests:
+class EpisodeRequests:
     """Requests of one attempt: numbers them, and gives each a seed."""
 
     def __init__(self, grant: TaskGrant, plan: EpisodePlan, servers: ServerChoice) -> None:
         self._grant, self._plan, self._servers = grant, plan, servers
         self._numbers = count()
+        self._open = 0
+
+    @property
+    def does(self) -> str:
+        """Return what the episode does: `GENERATING` while it waits for an answer, else `OWN_CODE`."""
+        return GENERATING if self._open else OWN_CODE
 
     async def send(self, request: GenerateRequest) -> list[Completion]:
         name = f"{self._grant.task_id}/{self._grant.attempt}/{next(self._numbers)}"
@@ -181,7 +201,11 @@ class _Requests:
             request = evolve(request, sampling=evolve(request.sampling, **self._plan.validation_sampling))
         digest = sha256(f"{self._plan.seed}/{name}".encode()).digest()
         seed, request_id = int.from_bytes(digest[:6], "big"), f"{self._grant.lease}/{name}"
-        return await self._servers.send(evolve(request, request_id=request_id, seed=seed))
+        self._open += 1
+        try:
+            return await self._servers.send(evolve(request, request_id=request_id, seed=seed))
+        finally:
+            self._open -= 1
 
 
 async def _max_length(route: ServerRoute) -> int:
