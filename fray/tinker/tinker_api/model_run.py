@@ -125,7 +125,7 @@ class ModelRun:
                 self._on_answer(seq)
 
     async def _execute(self, engine: Any) -> None:
-        store = self._store
+        store, forgotten = self._store, -1
         while True:
             seq = self.ledger.next_seq()
             if seq is None or seq in self._writing:
@@ -141,8 +141,10 @@ class ModelRun:
             if self.ledger.finish(seq, True):
                 entry.has_effect = entry.has_effect and has_effect
                 self._on_answer(seq)
-            if snapshot >= 0:
+            # Not for each request: it goes through all of the model.
+            if snapshot > forgotten:
                 await store.call(store.forget_bodies, self.model.id, snapshot)
+                forgotten = snapshot
 
     async def _answer(self, engine: Any, entry: LedgerEntry) -> tuple[dict[str, Any], int]:
         """Execute a request; return its answer, and the number up to which a snapshot has all, -1 without one."""
