@@ -73,6 +73,9 @@ def main() -> None:
     )
     result = trio.run(run.main)
     rewards = [step["reward_mean"] for step in result.steps]
+    if not rewards:
+        print(f"the run had made all {options.steps} updates before; --steps takes more, another --output begins again")
+        return
     first, last = rewards[:10], rewards[-10:]
     print(f"mean reward: {sum(first) / len(first):.3f} in the first steps, {sum(last) / len(last):.3f} in the last ten")
 

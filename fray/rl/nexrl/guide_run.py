@@ -95,6 +95,7 @@ def run_of_guide(
         inference_servers=config.service.inference_service.servers,
         max_length=config.service.inference_service.max_length,
         sync=weight.sync_mode,
+        weight_sync=weight.sync_method,
         staleness_threshold=weight.staleness_threshold,
         rollout_timeout_s=config.rollout_worker.rollout_timeout_s,
         max_attempts=config.rollout_worker.max_attempts,
@@ -190,9 +191,10 @@ def _check_supported(config: GuideConfig) -> None:
             f"service.inference_service.backend is {backend!r}, which a run does not train with; expected 'fray', its "
             "own servers"
         )
-    if method != "memory":
+    if method in ("network", "vllm"):
         raise InvalidRequest(
-            f"weight.sync_method is {method!r}; expected 'memory', by which the servers of a run get its weights"
+            f"weight.sync_method is {method!r}; expected 'memory', by which servers of other machines fetch the "
+            "weights, 'disk' or 'none'"
         )
     if config.service.train_service.backend == "tinker":
         raise InvalidRequest(

@@ -18,6 +18,7 @@ from fray.rl.core.versions import SyncMode
 from fray.rl.nexrl.data_loader import MockDataLoader
 from fray.rl.nexrl.guide_run import copy_checkpoint
 from fray.rl.rollout_worker import SimpleRolloutWorker
+from fray.rl.weights.published import WeightSync
 
 CONFIG: dict[str, Any] = {
     "project_name": "digits",
@@ -277,7 +278,8 @@ def test_a_checkpoint_of_another_run_is_copied_once(tmp_path: Path) -> None:
             "backend is 'vllm', which a run does not train with",
         ),
         ({"service.train_service.backend": "tinker"}, "backend is 'tinker'; expected 'torch', or a trainer of yours"),
-        ({"weight.sync_method": "disk"}, "weight.sync_method is 'disk'; expected 'memory'"),
+        ({"weight.sync_method": "network"}, "weight.sync_method is 'network'; expected 'memory', by which servers of"),
+        ({"weight.sync_method": "disk"}, "weight_sync='disk' needs a directory"),
         ({"data.prompt_key": "question"}, "data: row 0 lacks 'question', its prompt_key; it has prompt"),
         ({"resume.mode": "auto"}, "trainer.checkpoint_path is missing; resume.mode 'auto' needs it"),
         (
@@ -304,6 +306,11 @@ def test_a_checkpoint_of_another_run_is_copied_once(tmp_path: Path) -> None:
 def test_a_contradiction_is_refused_before_anything_is_started(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         rl.NexRLController(config(changes))
+
+
+def test_servers_get_weights_as_the_configuration_says(tmp_path: Path) -> None:
+    changes = {"weight.sync_method": "disk", "trainer.checkpoint_path": str(tmp_path)}
+    assert rl.NexRLController(config(changes))._run.parts.weight_sync is WeightSync.DISK
 
 
 def test_a_checkpoint_that_shall_not_be_resumed_is_not_overwritten(tmp_path: Path) -> None:
