@@ -56,7 +56,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "http_server": set(),
     "job": {"blocking", "api", "threads"} | WORDS,
     "v2": {"blocking", "api", "threads"} | WORDS,
-    "rl": {"blocking", "api", "http_server", "runtime", "gc_tuning"} | WORDS,
+    "rl": {"blocking", "api", "http_server", "runtime", "gc_tuning", "net"} | WORDS,
     "tinker": {"rl", "api", "http_server"} | WORDS,
 }
 """Part: what it may import besides itself. Parts that are not here (local, testing, cli, …) put the others together."""
@@ -330,11 +330,11 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "rl": (
         ("core", "data", "model_spec", "nexrl_types", "process_start", "weights_table"),
         ("checkpoint", "inference.requests", "journal_file", "nexrl", "tokenizers", "train", "weight_files", "weights"),
-        ("algorithm", "recipe", "tensors", "utils"),
+        ("algorithm", "checkpoint_store", "recipe", "tensors", "utils"),
         ("inference", "messages", "trainer"),
         ("gateway",),
         ("coordinator", "records", "rollout", "trainer_process"),
-        ("rollout_worker", "run_parts"),
+        ("rollout_worker", "run_output", "run_parts"),
         ("controller",),
         ("run_job",),
         ("run",),

@@ -12,7 +12,7 @@ import secrets
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from attrs import frozen
 
@@ -21,7 +21,8 @@ from fray.rl.core.run_record import RunRecord
 from fray.runtime.serialization.pickling import dumps_plain, loads
 
 STATE_FILE, RECORD_FILE, MODEL_DIRECTORY = "state.json", "run_record.pickle", "model"
-_NAME = re.compile(r"global_step_(\d+)")
+# With the ending in a copy of a storage: see fray/rl/checkpoint_store.py.
+_NAME = re.compile(r"global_step_(\d+)(?:-[0-9a-f]{8})?")
 
 
 @frozen
@@ -38,6 +39,15 @@ class RunCheckpoint:
     def model(self) -> Path:
         """Directory with the model and what the trainer needs to continue."""
         return self.path / MODEL_DIRECTORY
+
+
+class SavedRun(Protocol):
+    """A checkpoint, wherever it is."""
+
+    @property
+    def path(self) -> Path | str: ...
+    @property
+    def state(self) -> dict[str, Any]: ...
 
 
 def load_record(directory: Path) -> RunRecord:
@@ -133,7 +143,7 @@ def complete_checkpoints(directory: Path) -> list[RunCheckpoint]:
     ]
 
 
-def check_resumable(checkpoint: RunCheckpoint, facts: Mapping[str, Any]) -> None:
+def check_resumable(checkpoint: SavedRun, facts: Mapping[str, Any]) -> None:
     """Compare a checkpoint with the run that shall continue from it.
 
     Args:

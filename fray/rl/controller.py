@@ -5,6 +5,7 @@ The coordinator decides about samples, `ServerFleet` about servers; the tasks he
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,14 +23,8 @@ from fray.api.scope import Scope
 from fray.errors import ActorDied, DeadlineExceeded, FrayError, InvalidRequest, ObjectLost
 from fray.model.monitoring.health import HealthCheck
 from fray.model.specs import ActorConfig
-from fray.rl.checkpoint import (
-    MODEL_DIRECTORY,
-    RunCheckpoint,
-    begin_checkpoint,
-    finish_checkpoint,
-    latest_checkpoint,
-    remove_older,
-)
+from fray.rl.checkpoint import MODEL_DIRECTORY, RunCheckpoint
+from fray.rl.checkpoint_store import CheckpointAtUrl, JournalCopy, below
 from fray.rl.coordinator import Coordinator
 from fray.rl.core.failures import OnError
 from fray.rl.core.server_states import BusyShare, ServerEvent, ServerFleet, ServerRecord, ServerState
@@ -38,7 +33,7 @@ from fray.rl.inference.http_settings import HttpPort
 from fray.rl.inference.model_engine import ModelEngine
 from fray.rl.inference.server import InferenceServer
 from fray.rl.messages import FailureReport, RunStatus, ServerRoute, ValidationResult, repeatable
-from fray.rl.records.run_files import STATUS_PERIOD_S, RunRecorder
+from fray.rl.records.run_files import JOURNAL_DIRECTORY, STATUS_PERIOD_S, RunRecorder, upload_records
 from fray.rl.records.run_requests import RunRequest, answer_requests
 from fray.rl.rollout.process import RolloutProcess
 from fray.rl.run_parts import RunParts
@@ -145,7 +140,9 @@ class RunController:
 
     async def _run(self) -> RunStatus:
         with RunRecorder(self._parts) as recorder:
-            return await self._run_recorded(recorder)
+            status = await self._run_recorded(recorder)
+        await self._upload_records()
+        return status
 
     async def _run_recorded(self, recorder: RunRecorder) -> RunStatus:
         parts = self._parts
@@ -156,13 +153,14 @@ class RunController:
             # Without a journal, a coordinator that is restarted would have forgotten the run.
             restarts = 0 if parts.output is None else RESTARTS
             host = await scope.create_host("rl-main", max_restarts=restarts, health=self._health())
-            journal = None if parts.output is None else parts.output / "rollouts"
+            journal = None if parts.output is None else parts.output / JOURNAL_DIRECTORY
             self._coordinator = await host.create_actor(
                 Coordinator,
                 parts.plan,
                 parts.rows,
                 journal,
                 parts.validation_rows,
+                None if parts.url is None else JournalCopy(f"{parts.url}/{JOURNAL_DIRECTORY}", secrets.token_hex(8)),
                 actor_config=ActorConfig(max_restarts=RESTARTS),
             )
             status: RunStatus = await self._ask("status")
@@ -246,7 +244,7 @@ class RunController:
             resources=parts.resources.get("trainer"),
             actor_config=self._restarted(),
         )
-        checkpoint = self._checkpoint()
+        checkpoint = await self._checkpoint()
         version: VersionName = await self._ask("version")
         continues = checkpoint is not None or version != VersionName(0, 0)
         async with monitor(trainer) as events:
@@ -257,7 +255,7 @@ class RunController:
                     continues = True
                     continue
                 if continues:
-                    checkpoint = self._checkpoint()
+                    checkpoint = await self._checkpoint()
                     path = None if checkpoint is None else checkpoint.path
                     version = await self._ask("rewind", path, version.incarnation)
                     self._line = version.incarnation
@@ -293,21 +291,28 @@ class RunController:
             await self._save(trainer, version.number)
 
     async def _save(self, trainer: Any, step: int) -> None:
-        directory = self._parts.checkpoints
-        if directory is None:
+        store = self._parts.checkpoints
+        if store is None:
             return
-        unfinished = begin_checkpoint(directory, step)
+        unfinished = await trio.to_thread.run_sync(store.begin, step)
         # So that the loss of the trainer is an ActorDied here, too.
         with single_errors():
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(trainer.save, unfinished / MODEL_DIRECTORY)
+                nursery.start_soon(trainer.save, below(unfinished, MODEL_DIRECTORY))
                 nursery.start_soon(self._ask, "save_record", unfinished, self._parts.facts)
-        path = await trio.to_thread.run_sync(finish_checkpoint, unfinished, step)
+        # A run that continues from this checkpoint has the metrics of its updates.
+        await self._upload_records()
+        path = await trio.to_thread.run_sync(store.finish, unfinished, step)
         if not self._parts.keep_checkpoints:
-            await trio.to_thread.run_sync(remove_older, directory, path)
+            await trio.to_thread.run_sync(store.remove_older, path)
 
-    def _checkpoint(self) -> RunCheckpoint | None:
-        return None if self._parts.checkpoints is None else latest_checkpoint(self._parts.checkpoints)
+    async def _upload_records(self) -> None:
+        if self._parts.url is not None and self._parts.output is not None:
+            await trio.to_thread.run_sync(upload_records, self._parts.output, self._parts.url)
+
+    async def _checkpoint(self) -> RunCheckpoint | CheckpointAtUrl | None:
+        store = self._parts.checkpoints
+        return None if store is None else await trio.to_thread.run_sync(store.latest)
 
     async def _collect(self) -> None:
         self._keep(MODEL_VERSION, None, MODEL_VERSION)

@@ -16,6 +16,7 @@ import trio
 
 from fray.errors import InvalidRequest
 from fray.rl.checkpoint import load_record, write_state
+from fray.rl.checkpoint_store import JournalCopy, Location, directory_to_read, directory_to_write
 from fray.rl.core.run_record import RunPlan, RunRecord
 from fray.rl.core.run_state import NoTask, RunState
 from fray.rl.core.trajectory_store import Sample
@@ -47,6 +48,10 @@ class Coordinator:
         directory: for the journal, of this run alone, readable by a restarted coordinator; None: it cannot be
             restarted.
         validation_rows: the data that is validated with.
+        copy: where the journal is copied to when a checkpoint is written. Default: nowhere.
+
+    Raises:
+        InvalidRequest: the journal that was copied was lost with its machine.
     """
 
     def __init__(
@@ -55,7 +60,12 @@ class Coordinator:
         rows: Sequence[dict[str, Any]],
         directory: Path | None = None,
         validation_rows: Sequence[dict[str, Any]] = (),
+        copy: JournalCopy | None = None,
     ) -> None:
+        self._copy, self._copied = copy, 0
+        """Copies of the journal, and the last update of which they have the file."""
+        if copy is not None and directory is not None:
+            copy.claim(directory)
         self._plan, self._rows, self._validation_rows = plan, rows, validation_rows
         self._journal = None if directory is None else RunJournal(directory)
         with loading():
@@ -188,29 +198,40 @@ class Coordinator:
             self._state.skip_update(reason)
             self._wake()
 
-    async def save_record(self, directory: Path, facts: dict[str, Any]) -> None:
+    async def save_record(self, directory: Location, facts: dict[str, Any]) -> None:
         """Write the state as it is now into a directory that becomes a checkpoint."""
         record = self._state.snapshot()
-        write_state(directory, record, facts)
         if self._journal is not None:
             self._journal.begin(record)
+        await trio.to_thread.run_sync(self._save, directory, record, facts)
 
-    async def rewind(self, checkpoint: Path | None, after: int) -> VersionName:
+    def _save(self, location: Location, record: RunRecord, facts: dict[str, Any]) -> None:
+        with directory_to_write(location) as directory:
+            write_state(directory, record, facts)
+        if self._copy is not None and self._journal is not None:
+            number = record.weights.line.number
+            self._copy.upload(self._journal.files(self._copied + 1, number))
+            self._copied = number
+
+    async def rewind(self, checkpoint: Location | None, after: int) -> VersionName:
         """Go back to a checkpoint, whose weights are to be sent to all servers; return the name of that version.
 
         Args:
             checkpoint: None for the beginning of the run.
             after: the incarnation of the trainer that was lost; if another has taken over already, nothing changes.
         """
+        record = RunRecord.new(self._plan)
+        if checkpoint is not None:
+            record = await trio.to_thread.run_sync(_read_record, checkpoint)
         line = self._state.record.weights.line
         if line.current.incarnation == after:
-            record = RunRecord.new(self._plan) if checkpoint is None else load_record(checkpoint)
             record.continue_with(self._plan)
             # The incarnations of trainers that were lost since then are not to be used again.
             record.weights.line.forks += [record.weights.line.number] * (after + 1 - len(record.weights.line.forks))
             self._state = RunState.rewind(record, self._state.incarnation + 1)
             if self._journal is not None:
                 self._journal.rewind(self._state.record)
+            self._copied = record.weights.line.number
             self._wake()
         return self._state.record.weights.line.current
 
@@ -348,3 +369,8 @@ class Coordinator:
         self._state.record.counts.check(self._state.open_samples)
         if self._journal is not None:
             self._journal.append(entries, self._state.record.weights.line.number)
+
+
+def _read_record(location: Location) -> RunRecord:
+    with directory_to_read(location) as directory:
+        return load_record(directory)

@@ -122,6 +122,11 @@ class RunJournal:
         self._open(number + 1)
         self.begin(record)
 
+    def files(self, first: int, last: int) -> list[Path]:
+        """Return the files of updates that are done, from one number to another, and that of failures."""
+        wanted = [self._path(step) for step in range(first, last + 1)]
+        return [path for path in [*wanted, self._directory / FAILURES_FILE] if path.exists()]
+
     def note_failure(self, number: int, task_id: str, reason: str, detail: str) -> None:
         """Note an attempt that failed, for those who look; recovery does without it.
 

@@ -24,7 +24,7 @@ from fray.api.open import default_spec, open_cluster
 from fray.errors import FrayError, InvalidRequest
 from fray.model.resources import ResourceConfig
 from fray.model.text import near_text
-from fray.rl.checkpoint import check_resumable, latest_checkpoint, unfinished_checkpoints
+from fray.rl.checkpoint import check_resumable
 from fray.rl.controller import RunController, single_errors
 from fray.rl.core.failures import OnError
 from fray.rl.core.run_record import RunPlan, StalePolicy
@@ -37,11 +37,13 @@ from fray.rl.inference.http_settings import HttpPort
 from fray.rl.messages import RunStatus, ValidationResult
 from fray.rl.model_spec import ModelSpec
 from fray.rl.nexrl_types import Trajectory
+from fray.rl.records.run_files import METRICS_FILE, begin_output
 from fray.rl.records.run_owner import OutputLock, add_line, read_state
 from fray.rl.records.trackers import TrackedRun, TrackerSet, check_trackers
 from fray.rl.rollout.process import Episode, EpisodePlan
 from fray.rl.rollout_worker import BaseRolloutWorker, WorkerEpisode
 from fray.rl.run_job import acquire, digest, follow_living, submit, texts_of
+from fray.rl.run_output import check_shared, check_url, is_url, output_of
 from fray.rl.run_parts import RunParts
 from fray.rl.tokenizers import load_limits
 from fray.rl.train.batch_advantages import needed_keys
@@ -60,8 +62,6 @@ SLOTS = 512
 """Completions that a server decodes at once."""
 STOP_S = 5.0
 """Seconds that the update under way, and its checkpoint, have after Ctrl-C; then processes have as long to end."""
-METRICS_FILE = "metrics.jsonl"
-"""File of the output directory with the metrics of each update."""
 LINE_PREFIX = "fray.rl: "
 NOT_COMPARED = ("on_step", "on_validation", "progress", "env_vars", "parts")
 """Arguments of `Run` that may differ when a run is started again while it lives."""
@@ -117,8 +117,9 @@ class Run:
         keep_batch_order: roll out nothing beyond the loaded batch until the next weights are in place.
         seed: of the order of the data and of sampling. Default 0.
         shuffle: whether the rows are shuffled, in another order in each epoch. Default True.
-        output: directory for metrics, rollouts and checkpoints, which all machines of the run can write. A run whose
-            output has a checkpoint continues from it. Default None: nothing is written, and a run that loses its
+        output: directory for metrics, rollouts and checkpoints, which all machines of the run can write, or a URL of a
+            storage (``"s3://bucket/run"``, with ``pip install 'fray[storage]'``). A run whose output has a checkpoint
+            continues from it. Default None: nothing is written, and a run that loses its
             trainer begins again.
         save_every: updates between two checkpoints; the last update is saved, too. Default 50.
         keep_checkpoints: keep all checkpoints. Default False: the last one.
@@ -219,7 +220,7 @@ class Run:
                 result = RunResult()
                 log = _StepLog(result, self)
                 with log:
-                    result.status = await _run_until_signal(self._controller(cluster, log), log)
+                    result.status = await _run_until_signal(await self._controller(cluster, log), log)
                 return result
 
     async def submit(self, cluster: Cluster) -> Job[RunStatus]:
@@ -238,6 +239,7 @@ class Run:
             InvalidRequest: there is no output, its checkpoint is of other data or another model, or the run lives with
                 other settings, or outside of jobs; or another job has the name.
         """
+        check_shared(self.parts.url)
         self._check_output()
         return await submit(self, cluster)
 
@@ -270,22 +272,26 @@ class Run:
             await acquire(lock, self.parts, self._say)
             result = RunResult()
             with _StepLog(result, self) as log:
-                result.status = await self._controller(cluster, log).run()
+                result.status = await (await self._controller(cluster, log)).run()
             return result
 
     def _check_output(self) -> None:
         """Raise InvalidRequest if the run cannot continue from the checkpoint in its output."""
-        directory = self.parts.checkpoints
-        checkpoint = None if directory is None else latest_checkpoint(directory)
+        store = self.parts.checkpoints
+        checkpoint = None if store is None else store.latest()
         if checkpoint is not None:
             check_resumable(checkpoint, self.parts.facts)
 
-    def _controller(self, cluster: Cluster, log: _StepLog) -> RunController:
+    async def _controller(self, cluster: Cluster, log: _StepLog) -> RunController:
         """Return the controller, once the output has been checked."""
-        directory = self.parts.checkpoints
-        for path in () if directory is None else unfinished_checkpoints(directory):
-            log.note(f"ignores {path}: it was not finished")
-        self._check_output()
+        parts, store = self.parts, self.parts.checkpoints
+        if store is not None:
+            for path in await trio.to_thread.run_sync(store.unfinished):
+                log.note(f"ignores {path}: it was not finished")
+            checkpoint = await trio.to_thread.run_sync(store.latest)
+            if checkpoint is not None:
+                check_resumable(checkpoint, parts.facts)
+            await trio.to_thread.run_sync(begin_output, parts.output, parts.url, checkpoint is not None)
         return RunController(
             cluster, self.parts, log.add_step, log.add_samples, log.rewind, log.note, log.add_validation
         )
@@ -350,9 +356,8 @@ def _check_settings(run: Run) -> None:
     if run.rollout_processes is not None and not 1 <= run.rollout_processes <= run.rollout_workers:
         text = f"expected 1 to rollout_workers ({run.rollout_workers})"
         raise InvalidRequest(f"invalid rollout_processes {run.rollout_processes!r}: {text}")
-    if "://" in str(run.output):
-        text = "expected a directory that all machines of the run can write"
-        raise InvalidRequest(f"invalid output {str(run.output)!r}: {text}; copy checkpoints from there to a storage")
+    if is_url(run.output):
+        check_url(str(run.output), is_training=run.trainer is not None, weight_sync=run.weight_sync)
     if run.deterministic and (run.sync != "sync" or run.threads not in (None, 1)):
         raise InvalidRequest("invalid deterministic True: expected sync='sync' and threads=1 with it")
     if run.min_servers > run.inference_servers:
@@ -481,6 +486,7 @@ def _parts_of(run: Run) -> RunParts:
         )
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
+    output, url, name = output_of(run.output, run.name)
     processes = run.rollout_processes or -(-run.rollout_workers // WORKERS_PER_PROCESS)
     workers = -(-run.rollout_workers // processes)
     sampling = dict(run.validation_sampling)
@@ -504,8 +510,9 @@ def _parts_of(run: Run) -> RunParts:
         # What a row of a matrix product is rounded to depends on the number of rows: of those that decode together.
         slots=1 if run.deterministic else SLOTS,
         resources=dict(run.resources),
-        output=None if run.output is None else Path(run.output).absolute(),
-        name=run.name or ("rl" if run.output is None else Path(run.output).absolute().name),
+        output=output,
+        url=url,
+        name=name,
         env_vars=dict(run.env_vars),
         save_every=run.save_every,
         liveness_s=run.liveness_s,
@@ -535,7 +542,7 @@ def _settings_of(run: Run, rows: Sequence[dict[str, Any]], validation: Sequence[
         "data": f"{len(rows)} rows ({_fingerprint(rows)})",
         "validation_data": f"{len(validation)} rows ({_fingerprint(validation)})",
         "trainer": settings.as_dict() if isinstance(settings, GRPO) else settings,
-        "output": None if run.output is None else Path(run.output).absolute(),
+        "output": run.output if run.output is None or is_url(run.output) else Path(run.output).absolute(),
         # Not the key itself: others may read the file.
         "inference_key": None if key is None else digest(key),
     }
@@ -586,7 +593,7 @@ class _StepLog:
 
     def __init__(self, result: RunResult, run: Run) -> None:
         self._result, self._run, self._began = result, run, time.monotonic()
-        self._directory = None if run.output is None else Path(run.output)
+        self._directory = run.parts.output
         self._continued_after = -1
         self._trackers = TrackerSet(run.trackers, tracked_run_of(run.parts), self.note)
         if self._directory is not None:

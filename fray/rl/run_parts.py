@@ -9,6 +9,7 @@ from typing import Any
 from attrs import field, frozen
 
 from fray.model.resources import ResourceConfig
+from fray.rl.checkpoint_store import CheckpointStore, DirectoryCheckpoints, StoredCheckpoints
 from fray.rl.core.run_record import RunPlan
 from fray.rl.inference.http_settings import HttpPort
 from fray.rl.model_spec import ModelSpec
@@ -39,7 +40,9 @@ class RunParts:
         threads: of the computation in each server and the trainer.
         resources: what each part reserves, by ``trainer``, ``server``, ``rollout``, ``controller``.
         output: directory for journal and checkpoints, which all machines of the run can write; None: a run that loses
-            its coordinator fails, and one that loses its trainer begins again.
+            its coordinator fails, and one that loses its trainer begins again. With ``url``, a directory that each
+            machine has for itself.
+        url: of a storage for checkpoints, and for copies of what is in ``output``.
         save_every: updates between two checkpoints.
         keep_checkpoints: keep all of them, and not the last one alone.
         liveness_s: seconds without an answer after which a process is ended and started again.
@@ -66,6 +69,7 @@ class RunParts:
     threads: int | None = None
     resources: dict[str, ResourceConfig] = field(factory=dict)
     output: Path | None = None
+    url: str | None = None
     save_every: int = 50
     keep_checkpoints: bool = False
     liveness_s: float = 60.0
@@ -78,9 +82,11 @@ class RunParts:
     settings: dict[str, str] = field(factory=dict)
 
     @property
-    def checkpoints(self) -> Path | None:
-        """Directory of the checkpoints."""
-        return None if self.output is None else self.output / "checkpoints"
+    def checkpoints(self) -> CheckpointStore | None:
+        """The checkpoints; None: there are none."""
+        if self.url is not None:
+            return StoredCheckpoints(f"{self.url}/checkpoints")
+        return None if self.output is None else DirectoryCheckpoints(self.output / "checkpoints")
 
     @property
     def weight_files(self) -> Path | None:

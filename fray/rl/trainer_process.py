@@ -12,6 +12,7 @@ from attrs import frozen
 
 from fray.api.actors.handle import ActorHandle
 from fray.api.objects import allocate, put
+from fray.rl.checkpoint_store import Location, directory_to_read, directory_to_write
 from fray.rl.messages import TrainingBatch, repeatable
 from fray.rl.model_spec import ModelSpec
 from fray.rl.nexrl_types import Trajectory
@@ -90,7 +91,7 @@ class TrainerProcess:
     async def ping(self) -> None:
         """Return: the process answers, whatever its training thread does. For health checks."""
 
-    async def start(self, line: int, directory: Path | None) -> None:
+    async def start(self, line: int, directory: Location | None) -> None:
         """Begin with the weights of the model, or continue from a checkpoint.
 
         Args:
@@ -99,7 +100,7 @@ class TrainerProcess:
         """
         self._line = line
         if directory is not None:
-            await trio.to_thread.run_sync(self._trainer.load, directory)
+            await trio.to_thread.run_sync(self._continue_from, directory)
 
     async def train_next(self) -> TrainedStep | None:
         """Do the next update; wait for its batch. None if there will be none."""
@@ -114,9 +115,17 @@ class TrainerProcess:
         # A batch without anything to learn from is an update all the same: a run that has learned all comes to its end.
         return TrainedStep(batch.number, self._line, metrics, "not_finite" if metrics["not_finite"] else "")
 
-    async def save(self, directory: Path) -> None:
+    async def save(self, directory: Location) -> None:
         """Write the model, and what is needed to continue, into a directory."""
-        await trio.to_thread.run_sync(self._trainer.save, directory)
+        await trio.to_thread.run_sync(self._save, directory)
+
+    def _save(self, location: Location) -> None:
+        with directory_to_write(location) as directory:
+            self._trainer.save(directory)
+
+    def _continue_from(self, location: Location) -> None:
+        with directory_to_read(location) as directory:
+            self._trainer.load(directory)
 
     async def publish(self, path: Path | None = None) -> PublishedWeights | None:
         """Return the weights as they are now: a reference to shared memory of this process, or to a file.

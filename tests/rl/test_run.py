@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from fsspec.registry import known_implementations
 
 from fray import rl
 from fray.errors import InvalidRequest
@@ -49,6 +50,12 @@ def test_workers_are_spread_over_processes() -> None:
     assert run(rollout_workers=130, rollout_processes=1).parts.episodes.workers == 130
 
 
+@pytest.fixture(autouse=True)
+def _storage_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"class": "fray_missing_package.FileSystem", "err": "Install missing"}
+    monkeypatch.setitem(known_implementations, "missing", known)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -65,7 +72,14 @@ def test_workers_are_spread_over_processes() -> None:
         ({"rollout_processes": 65}, "invalid rollout_processes 65: expected 1 to rollout_workers (64)"),
         ({"min_servers": 2}, "invalid min_servers 2: expected 1 to inference_servers (1)"),
         ({"deterministic": True, "sync": "fully-async"}, "invalid deterministic True: expected sync='sync'"),
-        ({"output": "gs://bucket/run"}, "invalid output 'gs://bucket/run': expected a directory that all machines"),
+        ({"output": "nosuch://bucket/run"}, "invalid location 'nosuch://bucket/run': Protocol not known: nosuch"),
+        (
+            {"output": "missing://b/run"},
+            "'missing://b/run' needs a package that is not installed here: Install missing",
+        ),
+        ({"output": "memory://run", "trainer": None}, "output 'memory://run' without a trainer: expected a directory"),
+        ({"output": "memory://run"}, "invalid output 'memory://run': each process of a run has a memory of its own"),
+        ({"output": "memory://run", "weight_sync": "disk"}, "weight_sync='disk' with output 'memory://run': expected"),
         ({"liveness_s": 0.0}, "invalid liveness_s 0.0: expected seconds above 0"),
         ({"max_length": 257}, "invalid max_length 257: expected 2 to 256, the context of the model, or None"),
         ({"model": "a/b", "max_length": 1}, "invalid max_length 1: expected 2 or more, or None"),

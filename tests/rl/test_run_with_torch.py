@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from fray.errors import InvalidRequest
 from fray.rl.checkpoint import latest_checkpoint
 from fray.rl.core.versions import VersionName
 from fray.rl.journal_file import read_failures
+from fray.rl.records.replay import replay
 from fray.rl.records.run_files import read_status
 from fray.rl.records.run_requests import RunRequest, ask_run
 from fray.rl.train.errors import EpisodesFailed, NonFiniteUpdatesError
@@ -369,14 +371,53 @@ def test_a_deterministic_run_whose_trainer_was_killed_has_the_weights_of_one_tha
                 os.kill(pid, signal.SIGKILL)
 
     found = []
-    for name, on_step in (("straight", None), ("killed", kill)):
-        output = tmp_path / name
+    for name, on_step, scheme in (("straight", None, ""), ("killed", kill, ""), ("stored", kill, "file://")):
+        output = f"{scheme}{tmp_path / name}"
         result = trio.run(run(6, deterministic=True, output=output, save_every=3, on_step=on_step).main)
         times = ("elapsed_s", "seconds", "servers_busy_share", "sync_pause_s", "tokens_per_s", "wait_s", "line")
         metrics = [{key: value for key, value in step.items() if key not in times} for step in result.steps]
-        found.append((metrics, (output / "checkpoints/global_step_6/model/model.safetensors").read_bytes()))
-    assert found[0][0] == found[1][0]
-    assert found[0][1] == found[1][1]
+        (model,) = (tmp_path / name / "checkpoints").glob("global_step_6*/model/model.safetensors")
+        found.append((metrics, model.read_bytes()))
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_run_whose_output_is_at_a_url_continues_on_another_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def kill(metrics: dict[str, float]) -> None:
+        if metrics["step"] == 3 and metrics["line"] == 0:
+            for pid in processes(NAMES["trainer"]) + processes(NAMES["pool"]):
+                os.kill(pid, signal.SIGKILL)
+
+    # A machine has what is below its home, and the storage.
+    stored, url = tmp_path / "bucket" / "digits", f"file://{tmp_path}/bucket/digits"
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "first"))
+    first = trio.run(run(4, output=url, save_every=2, on_step=kill).main)
+    assert [(step["step"], step["line"]) for step in first.steps] == [(1, 0), (2, 0), (3, 1), (4, 1)]
+    (kept,) = (stored / "checkpoints").iterdir()
+    assert sorted(path.name for path in kept.iterdir()) == ["complete.json", "model", "run_record.pickle", "state.json"]
+    (stored / "checkpoints" / "global_step_9-00000000").mkdir()
+    (stored / "checkpoints" / "global_step_9-00000000" / "state.json").write_text("{}")
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "second"))
+    capsys.readouterr()
+    second = trio.run(run(6, output=url, save_every=4, progress=True).main)
+    assert [step["step"] for step in second.steps] == [5, 6]
+    shown = capsys.readouterr().err
+    assert f"ignores {url}/checkpoints/global_step_9-00000000: it was not finished" in shown
+    assert "continues after step 4" in shown
+    status = second.status
+    assert status is not None
+    assert status.trained == 6 * 32
+    assert status.issued == status.trained + status.open + sum(status.dropped.values())
+    lines = [json.loads(line) for line in (stored / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert [path.name[:13] for path in (stored / "checkpoints").iterdir()] == ["global_step_6"]
+    # A copy is looked at as a directory, and each update can be done again.
+    copy = tmp_path / "copy"
+    shutil.copytree(stored, copy)
+    assert [step.number for step in replay(copy, 6)] == [1, 2, 3, 4, 5, 6]
+    assert read_status(copy)["state"] == "done"
 
 
 def test_a_run_of_other_data_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         say_json({"steps": result.steps, "status": result.status})
     elif run.output is not None:
-        note(f"run {run.parts.name}: {len(result.steps)} steps; output in {run.parts.output}")
+        note(f"run {run.parts.name}: {len(result.steps)} steps; output in {run.parts.url or run.parts.output}")
     return 0
 
 

@@ -58,7 +58,7 @@ def run_of(settings: Settings, **options: Any) -> Run:
             found[key] = directory / found[key]
     found["rollout"] = _loaded(found["rollout"], directory, name, "rollout")
     found["trainer"] = _trainer(found["trainer"], directory, name)
-    if found.get("output") is not None:
+    if found.get("output") is not None and "://" not in str(found["output"]):
         found["output"] = directory / str(found["output"])
     if "resources" in found:
         found["resources"] = resources_of(found["resources"], name)

@@ -13,6 +13,7 @@ import shutil
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from attrs import asdict, frozen
 
 from fray.errors import InvalidRequest
 from fray.model.text import near_text
+from fray.net import storage
 from fray.rl.core.server_states import ServerRecord
 from fray.rl.messages import RunStatus
 from fray.rl.model_spec import ModelSpec
@@ -162,6 +164,34 @@ def own_job_id() -> str:
     return "" if runtime is None else runtime.job_id or ""
 
 
+def work_directory(name: str, url: str) -> Path:
+    """Return the directory of this user in which a run works whose output is at a URL."""
+    return _state_home() / "rl-storage" / f"{_file_name(name)}-{sha256(url.encode()).hexdigest()[:12]}"
+
+
+def upload_records(output: Path, url: str) -> None:
+    """Copy metrics, settings and status of a run to a storage. Blocks."""
+    for name in (METRICS_FILE, SETTINGS_FILE, STATUS_FILE):
+        if (output / name).is_file():
+            storage.upload_file_now(output / name, f"{url}/{name}")
+
+
+def begin_output(output: Path | None, url: str | None, continues: bool) -> None:
+    """Prepare the directory in which a run works whose output is at a URL: its metrics are those at the URL. Blocks.
+
+    Nothing happens without a URL.
+
+    Args:
+        continues: False if it has no checkpoint: then it has no metrics.
+    """
+    if output is None or url is None:
+        return
+    # Nothing else of it: its owner holds a lock there.
+    (output / METRICS_FILE).unlink(missing_ok=True)
+    if continues and METRICS_FILE in storage.names_now(url):
+        write_file(output / METRICS_FILE, storage.read_now(f"{url}/{METRICS_FILE}"))
+
+
 def read_settings_of(output: Path) -> RunSettings:
     """Return the settings of the run with an output directory. Raises InvalidRequest if it has none."""
     file = output / SETTINGS_FILE
@@ -231,14 +261,22 @@ def named_outputs() -> list[tuple[str, Path]]:
     return found
 
 
+def _state_home() -> Path:
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser().absolute() / "fray"
+
+
 def _registry() -> Path:
-    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "fray" / "rl-runs"
+    return _state_home() / "rl-runs"
+
+
+def _file_name(name: str) -> str:
+    return "_".join(_NAME.findall(name))
 
 
 def _register(name: str, output: Path) -> None:
     try:
         _registry().mkdir(parents=True, exist_ok=True)
-        write_file(_registry() / "_".join(_NAME.findall(name)), str(output).encode())
+        write_file(_registry() / _file_name(name), str(output).encode())
     except OSError:
         # A home that cannot be written: the run is found by its directory.
         pass
