@@ -70,6 +70,8 @@ class ObjectRef:
     async def release(self) -> None:
         """End the object now, although references to it remain; a later read raises `ObjectLost`.
 
+        A process of another host that has a copy, and does not answer within 1 s, may still read it until it does.
+
         What was read before stays readable where it is.
         """
         await self._holdings.release(self._place)

@@ -16,6 +16,7 @@ import os
 import shutil
 import struct
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -30,6 +31,7 @@ from fray.model.service_key import ServiceKey
 from fray.net import storage
 from fray.net.buffers import segment_directories, shared_memory
 from fray.net.buffers.shared_memory import SEGMENT_FROM_BYTES, Snapshot
+from fray.runtime.calls.futures import CallFuture
 from fray.runtime.current_call import current_actor_var
 from fray.runtime.objects.exports import call_export, exports_of
 from fray.runtime.objects.refcount import ReferenceCounts
@@ -47,6 +49,8 @@ MEMORY_LIMIT_BYTES = 1024**3
 SPILL_DIRECTORIES = ("/tmp",)
 SHARE_WITHIN_S = 0.05
 """Seconds a fetch waits to learn whether the caller can map shared memory; after that a large object goes as chunks."""
+DROPPED_WITHIN_S = 1.0
+"""Longest wait at the end of an object until processes of other hosts have dropped their copies."""
 REMOVE_S = 5.0
 """Time limit, at the end, for removing the objects that are left in the user's storage."""
 EXPIRE_EVERY_S = 60.0
@@ -295,8 +299,15 @@ class ObjectStore:
                 self._remove_records(counts.remove_token(number, token))
 
     async def end_object(self, number: int) -> None:
-        """End an object, although references remain."""
-        self._remove_records(self.refcounts.end(number))
+        """End an object, although references remain; wait until processes of other hosts have dropped their copies."""
+        drops = self._remove_records(self.refcounts.end(number))
+        # One that is frozen must not hold up the caller, and the call must reach it nevertheless: awaiting it would
+        # cancel it with the wait.
+        with trio.move_on_after(DROPPED_WITHIN_S):
+            for drop in drops:
+                answered = trio.Event()
+                drop.add_done_callback(partial(_set, answered))
+                await answered.wait()
 
     async def watch_holder(self, holder: str, exports: str) -> None:
         """Wait for the end of the process ``holder``, which calls this, then remove it from all its objects.
@@ -323,17 +334,20 @@ class ObjectStore:
             unwatch()
             self._remove_records(self.refcounts.remove_holder(holder))
 
-    def _remove_records(self, numbers: Sequence[int]) -> None:
+    def _remove_records(self, numbers: Sequence[int]) -> list[CallFuture]:
+        """Remove objects; return the calls by which processes of other hosts drop their copies."""
         for number in numbers:
             record = self._records.pop(number, None)
             # At the end the directory is removed as a whole, and so is what lies in a user's storage.
             if isinstance(record, Spilled) and not self._ended:
                 self._runtime.nursery.start_soon(self._remove, record.location)
         copies, self.refcounts.ended_copies = self.refcounts.ended_copies, []
+        drops = []
         for home, number in copies:
-            # Not waited for; if the cluster has ended, so has that process.
+            # If the cluster has ended, so has that process.
             with contextlib.suppress(FrayError):
-                call_export(self._runtime, home[0], "use", home[1], "drop", [(*self.home, number)])
+                drops.append(call_export(self._runtime, home[0], "use", home[1], "drop", [(*self.home, number)]))
+        return drops
 
     # Storage ---------------------------------------------------------------------------------------------------------
 
@@ -478,3 +492,7 @@ OBJECT_STORE: ServiceKey[ObjectStore] = ServiceKey("object store")
 def object_store_of(runtime: Runtime, settings: ObjectStoreSettings | None = None) -> ObjectStore:
     """Return the object store of a runtime; the first call makes it, with its ``settings``."""
     return runtime.services.get_or_make(OBJECT_STORE, lambda: ObjectStore(runtime, settings or ObjectStoreSettings()))
+
+
+def _set(event: trio.Event, _: object) -> None:
+    event.set()
