@@ -62,7 +62,7 @@ def _filter_of(options: argparse.Namespace, now: float) -> list[Callable[[JobInf
         raise InvalidRequest(f"--until {options.until} is not later than --since {options.since}: no job can fit")
     fits: list[Callable[[JobInfo], bool]] = []
     if options.group:
-        fits.append(lambda info: options.group in (info.job_group, group_of(info)))
+        fits.append(lambda info: is_in_group(info, options.group))
     if options.user is not None:
         fits.append(lambda info: info.user == options.user)
     if options.node is not None:
@@ -126,6 +126,11 @@ def job_table(
 def group_of(info: JobInfo) -> str:
     """Return the name of its job group."""
     return info.job_group.rpartition("-")[0]
+
+
+def is_in_group(info: JobInfo, group: str) -> bool:
+    """Return whether the job is of the job group of this name or id."""
+    return group in (info.job_group, group_of(info))
 
 
 def membership(info: JobInfo) -> str:
@@ -433,7 +438,7 @@ async def _may_stop(cluster: Cluster, options: argparse.Namespace) -> bool:
         return True
     found = await cluster.list_jobs(namespace_of(options), prefix=options.prefix or "", states=["pending", "running"])
     if options.group is not None:
-        found = [info for info in found if options.group in (info.job_group, group_of(info))]
+        found = [info for info in found if is_in_group(info, options.group)]
     if len(found) <= 1:
         return True
     note(f"these {len(found)} jobs, and all below them, would be stopped:\n{listed(found)}\nStop them? [y/N]")

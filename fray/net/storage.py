@@ -33,7 +33,7 @@ async def read(location: str) -> bytes:
 async def delete(location: str) -> None:
     """Remove a file, if it exists."""
     # Abandoned when cancelled: the end of a process waits for a storage only so long.
-    await trio.to_thread.run_sync(partial(_delete, location), abandon_on_cancel=True)
+    await trio.to_thread.run_sync(partial(remove_now, location, recursive=False), abandon_on_cancel=True)
 
 
 def _filesystem(location: str) -> tuple[Any, str]:
@@ -127,15 +127,9 @@ def download_now(location: str, directory: Path) -> None:
             shutil.copyfileobj(source, target, COPY_BYTES)
 
 
-def remove_now(location: str) -> None:
-    """Remove a file, or a directory and all in it, if there is one."""
+def remove_now(location: str, *, recursive: bool = True) -> None:
+    """Remove a file or, if ``recursive``, a directory and all in it, if there is one."""
     filesystem, path = _filesystem(location)
     filesystem.invalidate_cache()
     if filesystem.exists(path):
-        filesystem.rm(path, recursive=True)
-
-
-def _delete(location: str) -> None:
-    filesystem, path = _filesystem(location)
-    if filesystem.exists(path):
-        filesystem.rm(path)
+        filesystem.rm(path, recursive=recursive)

@@ -37,8 +37,8 @@ from fray.rl.inference.http_settings import HttpPort
 from fray.rl.messages import RunStatus, ValidationResult
 from fray.rl.model_spec import ModelSpec
 from fray.rl.nexrl_types import Trajectory
-from fray.rl.records.run_files import METRICS_FILE, begin_output
-from fray.rl.records.run_owner import OutputLock, add_line, read_state
+from fray.rl.records.run_files import METRICS_FILE, begin_output, read_rows, read_state
+from fray.rl.records.run_owner import OutputLock, add_line
 from fray.rl.records.trackers import TrackedRun, TrackerSet, check_trackers
 from fray.rl.rollout.process import Episode, EpisodePlan
 from fray.rl.rollout_worker import BaseRolloutWorker, WorkerEpisode
@@ -253,10 +253,10 @@ class Run:
         status = read_state(self.parts.output)
         if status["state"] == "failed":
             raise FrayError(f"run {self.parts.name} failed: {status['error']}")
-        file = self.parts.output / METRICS_FILE
-        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
-        steps = [row for row in rows if not _is_validation(row)]
-        return RunResult(steps, [row for row in rows if _is_validation(row)])
+        result = RunResult()
+        for row in read_rows(self.parts.output):
+            (result.validations if _is_validation(row) else result.steps).append(row)
+        return result
 
     async def run_on(self, cluster: Cluster) -> RunResult:
         """Run on an open cluster. All that it starts ends with this call.
@@ -275,12 +275,13 @@ class Run:
                 result.status = await (await self._controller(cluster, log)).run()
             return result
 
-    def _check_output(self) -> None:
-        """Raise InvalidRequest if the run cannot continue from the checkpoint in its output."""
+    def _check_output(self) -> bool:
+        """Return whether the output has a checkpoint. Raises InvalidRequest if the run cannot continue from it."""
         store = self.parts.checkpoints
         checkpoint = None if store is None else store.latest()
         if checkpoint is not None:
             check_resumable(checkpoint, self.parts.facts)
+        return checkpoint is not None
 
     async def _controller(self, cluster: Cluster, log: _StepLog) -> RunController:
         """Return the controller, once the output has been checked."""
@@ -288,10 +289,8 @@ class Run:
         if store is not None:
             for path in await trio.to_thread.run_sync(store.unfinished):
                 log.note(f"ignores {path}: it was not finished")
-            checkpoint = await trio.to_thread.run_sync(store.latest)
-            if checkpoint is not None:
-                check_resumable(checkpoint, parts.facts)
-            await trio.to_thread.run_sync(begin_output, parts.output, parts.url, checkpoint is not None)
+            continues = await trio.to_thread.run_sync(self._check_output)
+            await trio.to_thread.run_sync(begin_output, parts.output, parts.url, continues)
         return RunController(
             cluster, self.parts, log.add_step, log.add_samples, log.rewind, log.note, log.add_validation
         )

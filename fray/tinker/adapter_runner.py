@@ -20,6 +20,7 @@ from fray.rl.checkpoint import begin_checkpoint, checkpoint_directories, finish_
 from fray.rl.core.versions import VersionName
 from fray.rl.inference.requests import Completion, GenerateRequest
 from fray.rl.model_spec import ModelSpec
+from fray.rl.records.run_files import write_file
 from fray.rl.train.lora import LoRA
 from fray.tinker.core.adapter_operations import (
     AdapterOperation,
@@ -342,7 +343,5 @@ def _kept_slice_tokens(directory: Path, wanted: int | None, default: int) -> int
         return kept
     chosen = default if wanted is None else wanted
     directory.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".new")
-    unfinished.write_text(json.dumps({"slice_tokens": chosen}), encoding="utf-8")
-    unfinished.replace(path)
+    write_file(path, json.dumps({"slice_tokens": chosen}).encode())
     return chosen

@@ -515,7 +515,7 @@ def test_episodes_that_do_not_end_are_cancelled_and_the_status_says_in_what_they
     assert result.status.dropped == {"timeout": 2}
     assert any(
         re.search(r"slowest: task 0-\d-0, \d s, in a tool call or its own code, of Rollout", one) for one in seen
-    )
+    ), seen
 
 
 def test_an_adapter_is_trained_sent_to_servers_saved_and_continued(tmp_path: Path) -> None:

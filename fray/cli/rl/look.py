@@ -24,6 +24,7 @@ TIMES = ("seconds", "tokens_per_s")
 async def top(options: argparse.Namespace) -> int:
     """Run ``fray rl top``."""
     from fray.rl.records.run_files import STATUS_PERIOD_S, find_output, read_status
+    from fray.rl.records.run_owner import LIVING
 
     output = find_output(options.run)
     while True:
@@ -33,7 +34,7 @@ async def top(options: argparse.Namespace) -> int:
         else:
             (say if options.once else say_screen)(status_lines(status, time.time()))
         sys.stdout.flush()
-        if options.once or status["state"] not in ("pending", "running"):
+        if options.once or status["state"] not in LIVING:
             return 0
         await trio.sleep(STATUS_PERIOD_S)
 
@@ -65,7 +66,9 @@ def status_lines(status: dict[str, Any], now: float) -> list[str]:
 
 
 def _end(status: dict[str, Any], now: float) -> float:
-    return now if status["state"] in ("pending", "running") else float(status["written_at"])
+    from fray.rl.records.run_owner import LIVING
+
+    return now if status["state"] in LIVING else float(status["written_at"])
 
 
 def _server_text(server: dict[str, Any]) -> str:

@@ -211,25 +211,36 @@ def read_status(output: Path) -> dict[str, Any]:
     Raises:
         InvalidRequest: it has none.
     """
-    file = output / STATUS_FILE
-    if not file.is_file():
+    status = read_state(output)
+    if not status:
         raise InvalidRequest(f"{output} is not the output of a run: it has no {STATUS_FILE}")
-    status: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     metrics: dict[str, Any] = {}
     for metrics in read_metrics(output):  # noqa: B007 (the last one)
         pass
     return {**status, "metrics": metrics, "output": str(output)}
 
 
+def read_state(output: Path) -> dict[str, Any]:
+    """Return what `read_status` does, without the metrics; empty if there is no run."""
+    file = output / STATUS_FILE
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return found
+
+
 def read_metrics(output: Path) -> Iterator[dict[str, Any]]:
     """Return the metrics of each update, in order."""
+    # Those of validations have other keys.
+    return (row for row in read_rows(output) if "reward_mean" in row)
+
+
+def read_rows(output: Path) -> Iterator[dict[str, Any]]:
+    """Return the metrics of each update and each validation, in the order in which they were written."""
     file = output / METRICS_FILE
     if file.is_file():
         for line in file.read_text(encoding="utf-8").splitlines():
-            # The last line may be written right now. Those of validations have other keys.
-            found = json.loads(line) if line.endswith("}") else {}
-            if "reward_mean" in found:
-                yield found
+            # The last line may be written right now.
+            if line.endswith("}"):
+                yield json.loads(line)
 
 
 def find_output(run: str) -> Path:

@@ -10,11 +10,10 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
 import trio
 
-from fray.rl.records.run_files import RECIPE_FILE, STATUS_FILE
+from fray.rl.records.run_files import RECIPE_FILE, read_state
 
 LOCK_FILE, LINES_FILE = "run.lock", "progress.log"
 FOLLOW_PERIOD_S = 0.5
@@ -78,13 +77,6 @@ def differences(output: Path, settings: Mapping[str, str]) -> list[str]:
         for key in keys
         if there.get(key) != settings.get(key)
     ]
-
-
-def read_state(output: Path) -> dict[str, Any]:
-    """Return what `read_status` does, without the metrics; empty if there is no run."""
-    file = output / STATUS_FILE
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return found
 
 
 def add_line(output: Path, text: str) -> None:

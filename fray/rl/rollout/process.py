@@ -97,6 +97,8 @@ class RolloutProcess:
             while grants := await repeatable(self._coordinator, "take_tasks")(worker, self._idle):
                 for grant in grants:
                     self._idle -= 1
+                    # Here, and not in the task: tasks start in any order, and the coordinator's is that of the leases.
+                    self._running[grant.lease] = EpisodeRequests(grant, self._plan, self._servers)
                     nursery.start_soon(self._roll_out, grant)
                 while not self._idle:
                     await self._freed.wait()
@@ -133,8 +135,7 @@ class RolloutProcess:
 
     async def _result_of(self, grant: TaskGrant) -> TaskResult:
         """Run an episode. An error of it ends this attempt of the task, and nothing else."""
-        requests = self._running[grant.lease] = EpisodeRequests(grant, self._plan, self._servers)
-        llm = LLM(requests.send, self._tokenizer)
+        llm = LLM(self._running[grant.lease].send, self._tokenizer)
         deadline = trio.current_time() + self._plan.timeout_s
         try:
             patience = trio.CancelScope(deadline=deadline)

@@ -152,9 +152,7 @@ class ExportService:
                 f"future {number} of this process has expired: {SETTLED_LIMIT} others were settled after it"
             )
         if not future.done():
-            settled = trio.Event()
-            future.add_done_callback(lambda _: settled.set())
-            await settled.wait()
+            await wait_settled(future)
         # Unopened: this process may not be able to unpickle it, and need not spend the time.
         return future.encoded_outcome()
 
@@ -175,6 +173,13 @@ EXPORTS: ServiceKey[Exports] = ServiceKey("exports")
 def exports_of(runtime: Runtime) -> Exports:
     """Return the exports of a runtime, made at the first call."""
     return runtime.services.get_or_make(EXPORTS, lambda: Exports(runtime))
+
+
+async def wait_settled(future: ExportableFuture) -> None:
+    """Wait until a future is settled; unlike one that awaits it, this wait may be cancelled without cancelling it."""
+    settled = trio.Event()
+    future.add_done_callback(lambda _: settled.set())
+    await settled.wait()
 
 
 def call_export(runtime: Runtime, owner: ActorId, method: str, *args: Any) -> CallFuture:

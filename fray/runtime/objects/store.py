@@ -16,7 +16,6 @@ import os
 import shutil
 import struct
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import count
 from typing import Any, TypeAlias
 
@@ -33,7 +32,7 @@ from fray.net.buffers import segment_directories, shared_memory
 from fray.net.buffers.shared_memory import SEGMENT_FROM_BYTES, Snapshot
 from fray.runtime.calls.futures import CallFuture
 from fray.runtime.current_call import current_actor_var
-from fray.runtime.objects.exports import call_export, exports_of
+from fray.runtime.objects.exports import call_export, exports_of, wait_settled
 from fray.runtime.objects.refcount import ReferenceCounts
 from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import pickling
@@ -301,13 +300,10 @@ class ObjectStore:
     async def end_object(self, number: int) -> None:
         """End an object, although references remain; wait until processes of other hosts have dropped their copies."""
         drops = self._remove_records(self.refcounts.end(number))
-        # One that is frozen must not hold up the caller, and the call must reach it nevertheless: awaiting it would
-        # cancel it with the wait.
+        # One that is frozen must not hold up the caller, and the call must reach it nevertheless.
         with trio.move_on_after(DROPPED_WITHIN_S):
             for drop in drops:
-                answered = trio.Event()
-                drop.add_done_callback(partial(_set, answered))
-                await answered.wait()
+                await wait_settled(drop)
 
     async def watch_holder(self, holder: str, exports: str) -> None:
         """Wait for the end of the process ``holder``, which calls this, then remove it from all its objects.
@@ -492,7 +488,3 @@ OBJECT_STORE: ServiceKey[ObjectStore] = ServiceKey("object store")
 def object_store_of(runtime: Runtime, settings: ObjectStoreSettings | None = None) -> ObjectStore:
     """Return the object store of a runtime; the first call makes it, with its ``settings``."""
     return runtime.services.get_or_make(OBJECT_STORE, lambda: ObjectStore(runtime, settings or ObjectStoreSettings()))
-
-
-def _set(event: trio.Event, _: object) -> None:
-    event.set()

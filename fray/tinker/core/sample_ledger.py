@@ -1,6 +1,7 @@
 """Ledger of the requests for samples of one sampler: they have no effect, so an old answer need not be kept.
 
-A request that comes again after its answer was forgotten is computed again, with the same seed.
+A request that comes again by its number, after its answer was forgotten, is computed again, with the same seed. The
+SDK sends it by another number: only one that has a ``seed`` gets the same samples then.
 """
 
 from __future__ import annotations

@@ -123,7 +123,9 @@ def test_a_gradient_is_the_finite_difference_of_the_slow_reference(loss: str, da
             up = (shifted(row, column, step) - here) / step
             down = (here - shifted(row, column, -step)) / step
             scale = 1 + abs(up) + abs(down)
-            assume(abs(up - down) < 1e-2 * scale)  # no gradient at a corner of the loss
+            # No gradient at a corner of the loss, also at one of two small slopes: with this step a smooth loss has
+            # slopes that are closer to each other than what is checked below.
+            assume(abs(up - down) < 1e-4 * scale)
             assert leaf.grad[row, column].item() == pytest.approx((up + down) / 2, abs=1e-4 * scale)
 
 
