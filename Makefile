@@ -11,12 +11,13 @@ RL_NEEDS := filelock\nfsspec\njinja2\nnetworkx\nsetuptools\nsympy\ntyping-extens
 RL_NEEDS := $(RL_NEEDS)openai\nprotobuf\npsutil\nrich\nsafetensors\nstarlette\ntensorboard\ntokenizers\ntransformers\n
 PARALLEL := -n $(TEST_WORKERS) --dist loadgroup
 
-.PHONY: help demo test test-all test-rl test-tinker test-marin network lint docs campaign bench peers clean constraints venv
+.PHONY: help demo test test-all test-more test-rl test-tinker test-marin network lint docs campaign bench peers clean constraints venv
 
 help:
 	@echo "make demo [ARGS='--compare --kill-worker --json report.json'] the main job: copies in the standard library"
 	@echo "make test [ARGS='-k name']                                    lint, types and the default tests: fixed seeds, without Ray"
 	@echo "make test-all [ARGS='--hypothesis-seed=7']                      every test: processes, Ray, random seeds (printed)"
+	@echo "make test-more                                                what test-all adds to test, without what test has run"
 	@echo "make test-rl [ARGS='-k losses']                               tests of fray.rl that need torch, in .venv-rl (part of test-all)"
 	@echo "make test-tinker [ARGS='-k digits']                           tests of fray.tinker, in .venv-rl (those with torch are part of test-rl)"
 	@echo "make test-marin                                             fray.v2 on a real Iris, in .venv-marin (part of test-all)"
@@ -40,11 +41,13 @@ test: lint
 	@$(PYTEST) $(PARALLEL) -m "not timed" $(ARGS) || [ $$? -eq 5 ]
 	@$(PYTEST) -m timed $(ARGS) || [ $$? -eq 5 ]
 
-test-all: lint
+test-all: test test-more
+
+test-more: lint
 	@tools/venv test
 	@tools/venv docs
-	@$(PYTEST) --all $(PARALLEL) -m "not timed" $(ARGS) || [ $$? -eq 5 ]
-	@$(PYTEST) --all -m timed $(ARGS) || [ $$? -eq 5 ]
+	@$(PYTEST) --more $(PARALLEL) -m "not timed" $(ARGS) || [ $$? -eq 5 ]
+	@$(PYTEST) --more -m timed $(ARGS) || [ $$? -eq 5 ]
 	@[ -n "$(ARGS)" ] || FRAY_PYTHONS="3.12 3.13 3.14" tools/pythons
 	@[ -n "$(ARGS)" ] || $(MAKE) test-rl
 	@[ -n "$(ARGS)" ] || $(MAKE) test-marin ARGS='-k "constraint or marin or slices or environment or pickles or current or spec"'

@@ -2,6 +2,7 @@
 
 ``pytest`` alone runs the default suite: deterministic, without Ray, one process test per promise. ``pytest --all`` adds
 the process tests, the tests against Ray and the long simulations, and draws the examples of Hypothesis at random.
+``pytest --more`` runs of these what the default suite does not: it leaves out the tests that would be the same.
 Scenarios of the network laboratory (tests/network/) run with ``--network``, a few of them with ``--all``.
 """
 
@@ -13,6 +14,7 @@ import random
 import signal
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -72,6 +74,7 @@ def unchanged_log() -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run every test, with random examples")
+    parser.addoption("--more", action="store_true", help="as --all, without tests that the default suite runs the same")
     parser.addoption("--network", action="store_true", help="run every scenario of the network laboratory, too")
 
 
@@ -83,6 +86,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "promise(name): a process test that the default suite runs too")
     config.addinivalue_line("markers", "torch: needs torch, which only the environment of make test-rl has")
     config.addinivalue_line("markers", "first_hour: the page that a new user follows; run with every Python")
+    if config.getoption("--more"):
+        config.option.all = True
     every = config.getoption("--all")
     settings.load_profile("random" if every else "fixed")
     if hasattr(config, "workerinput"):
@@ -101,19 +106,27 @@ def pytest_report_header(config: pytest.Config) -> str:
     if not config.getoption("--all"):
         return "suite: default, fixed examples"
     seed = config.getoption("hypothesis_seed")
-    return f"suite: all, random examples; repeat them with --hypothesis-seed={seed}"
+    suite = "what the default one leaves out" if config.getoption("--more") else "all"
+    return f"suite: {suite}, random examples; repeat them with --hypothesis-seed={seed}"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out files whose packages the default environment does not install."""
-    if config.getoption("--all") or TESTS not in collection_path.parents:
-        return None
-    name = collection_path.relative_to(TESTS).as_posix()
-    return True if name in NEEDS_RAY or name in NEEDS_EXTRAS else None
+    return None if config.getoption("--all") or not _needs_more(collection_path) else True
+
+
+def _needs_more(path: Path) -> bool:
+    return TESTS in path.parents and path.relative_to(TESTS).as_posix() in NEEDS_RAY + NEEDS_EXTRAS
+
+
+@cache
+def _asks_for_packages(path: Path) -> bool:
+    """Return whether a file skips tests where a package is missing, which may be one that `make test-all` installs."""
+    return any(word in path.read_text(encoding="utf-8") for word in ("importorskip", "find_spec"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    every, network = config.getoption("--all"), config.getoption("--network")
+    every, more, network = (config.getoption(name) for name in ("--all", "--more", "--network"))
     kept, left = [], []
     for item in items:
         full = item.get_closest_marker("full") is not None
@@ -122,7 +135,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if short or ("/network/" in item.nodeid and "lab" in getattr(item, "fixturenames", ())):
             wanted = network or (every and short)
         else:
-            wanted = every or not (full or process)
+            by_default = not (full or process or _needs_more(item.path))
+            draws = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+            same = by_default and not draws and not _asks_for_packages(item.path)
+            wanted = (every or by_default) and not (more and same)
         (kept if wanted else left).append(item)
     if left and kept:
         config.hook.pytest_deselected(items=left)
