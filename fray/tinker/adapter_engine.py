@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Generator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from fray.model.text import near_text
-from fray.rl.inference.requests import Completion, GenerateRequest
+from fray.rl.inference.requests import Completion, GenerateRequest, TokenEvent
 from fray.rl.model_spec import ModelSpec
 from fray.rl.train.lora import LoRA
 from fray.tinker.adapter_runner import AdapterEngineSettings, AdapterRunner, TrainedModel
@@ -32,14 +32,15 @@ class _OpenSample:
     """A call that waits for its samples."""
 
     user: str
-    count: int
+    left: int
+    """Samples that have not ended."""
+    is_streamed: bool = False
     woken: trio.Event = field(factory=trio.Event)
-    completions: dict[int, Completion] = field(factory=dict)
+    news: list[TokenEvent | Completion] = field(factory=list)
+    """Events that the caller has not taken yet."""
     error: Exception | None = None
-
-    @property
-    def has_ended(self) -> bool:
-        return self.error is not None or len(self.completions) == self.count
+    waits: bool = False
+    """True while the caller waits for news: it may be the one that generates."""
 
 
 class AdapterEngine:
@@ -152,22 +153,71 @@ class AdapterEngine:
         """
         left = self._runner.max_length - len(request.prompt)
         sampling = request.sampling(max(1, left) if request.max_tokens is None else request.max_tokens)
-        if request.weights is None:
-            return await self._sample(user, request, GenerateRequest(self._name(), request.prompt, sampling))
-        self._runner.saved(request.weights)
-        generated = GenerateRequest(self._name(), request.prompt, sampling, request.weights)
-        async with self._resident(request.weights):
-            return await self._sample(user, request, generated)
+        return _answer(
+            request, await self.generate(user, GenerateRequest("", request.prompt, sampling, request.weights))
+        )
 
-    def _name(self) -> str:
-        return f"sample-{next(self._numbers)}"
+    async def generate(self, user: str, request: GenerateRequest) -> list[Completion]:
+        """Return the completions of a request, by index; its ``adapter`` is as ``weights`` of a `SampleRequest`.
 
-    async def _sample(self, user: str, request: SampleRequest, generated: GenerateRequest) -> SampleAnswer:
-        name, mine = generated.request_id, _OpenSample(user, request.num_samples)
-        self._open[name] = mine
-        self._new.append(generated)
+        Raises:
+            ValueError, FileNotFoundError: as `sample`.
+        """
+        events = self._generated(user, request, is_streamed=False)
+        async with aclosing(events):
+            completions = [event async for event in events if isinstance(event, Completion)]
+        return sorted(completions, key=lambda each: each.index)
+
+    async def stream(self, user: str, request: GenerateRequest) -> AsyncIterator[TokenEvent | Completion]:
+        """Return tokens as they are made, and each completion when it has ended. Closing it cancels the request.
+
+        Raises:
+            ValueError, FileNotFoundError: as `sample`.
+        """
+        events = self._generated(user, request, is_streamed=True)
+        async with aclosing(events):
+            async for event in events:
+                yield event
+
+    async def _generated(
+        self, user: str, request: GenerateRequest, *, is_streamed: bool
+    ) -> AsyncGenerator[TokenEvent | Completion]:
+        name, mine = f"sample-{next(self._numbers)}", _OpenSample(user, request.sampling.n, is_streamed)
+        async with self._saved(request.adapter):
+            self._open[name] = mine
+            self._new.append(generated := evolve(request, request_id=name))
+            try:
+                while mine.left or mine.news:
+                    await self._wait_for_news(mine)
+                    if mine.error is not None:
+                        raise mine.error
+                    news, mine.news = mine.news, []
+                    for event in news:
+                        yield event
+            finally:
+                del self._open[name]
+                if mine.left and mine.error is None:
+                    # Its adapter may leave memory from now on, and a request that was not added yet is not added.
+                    if generated in self._new:
+                        self._new.remove(generated)
+                    else:
+                        self._cancelled.append(name)
+
+    @asynccontextmanager
+    async def _saved(self, path: str | None) -> AsyncIterator[None]:
+        """Keep the place of saved weights in memory; None: the base model, which always has one."""
+        if path is None:
+            yield
+            return
+        self._runner.saved(path)
+        async with self._resident(path):
+            yield
+
+    async def _wait_for_news(self, mine: _OpenSample) -> None:
+        """Wait for news of a call; generates for all calls if no other one does."""
+        mine.waits = True
         try:
-            while not mine.has_ended:
+            while not mine.news and mine.error is None:
                 if self._driver in (None, mine):
                     self._driver = mine
                     await self._generate()
@@ -175,39 +225,34 @@ class AdapterEngine:
                     await mine.woken.wait()
                     mine.woken = trio.Event()
         finally:
-            if self._open.pop(name, None) is not None and not mine.has_ended:
-                # Its adapter may leave memory from now on, and a request that was not added yet is not added.
-                if generated in self._new:
-                    self._new.remove(generated)
-                else:
-                    self._cancelled.append(name)
+            mine.waits = False
             if self._driver is mine:
-                self._driver = next(iter(self._open.values()), None)
+                # Another one that waits: a caller that reads slowly delays no other.
+                self._driver = next((each for each in self._open.values() if each.waits), None)
                 if self._driver is not None:
                     self._driver.woken.set()
-        if mine.error is not None:
-            raise mine.error
-        return _answer(request, [mine.completions[index] for index in range(request.num_samples)])
 
     async def _generate(self) -> None:
         """Generate some tokens of all open samples."""
 
-        def begin() -> Callable[[], list[tuple[str, Completion | Exception]]]:
+        def begin() -> Callable[[], list[tuple[str, TokenEvent | Completion | Exception]]]:
             new, self._new = self._new, []
             cancelled, self._cancelled = self._cancelled, []
-            return partial(self._runner.sample, new, cancelled)
+            streamed = {name for name, each in self._open.items() if each.is_streamed}
+            return partial(self._runner.sample, new, cancelled, streamed)
 
-        users = sorted({each.user for each in self._open.values()})
+        # Those whose samples have ended only read.
+        users = sorted({each.user for each in self._open.values() if each.left})
         for name, result in await self._compute(users, begin):
             entry = self._open.get(name)
             if entry is None:
                 continue
-            if isinstance(result, Completion):
-                entry.completions[result.index] = result
-            else:
+            if isinstance(result, Exception):
                 entry.error = result
-            if entry.has_ended:
-                entry.woken.set()
+            else:
+                entry.news.append(result)
+                entry.left -= isinstance(result, Completion)
+            entry.woken.set()
 
     async def remove_saved(self, path: str) -> None:
         """Remove saved weights, if they are there; samples under way end with them.

@@ -10,15 +10,14 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from pathlib import Path
-from typing import Any
 
 from attrs import asdict, define, evolve, frozen
 
 from fray.rl.checkpoint import begin_checkpoint, checkpoint_directories, finish_checkpoint, remove_older
 from fray.rl.core.versions import VersionName
-from fray.rl.inference.requests import Completion, GenerateRequest
+from fray.rl.inference.requests import Completion, GenerateRequest, TokenEvent
 from fray.rl.model_spec import ModelSpec
 from fray.rl.records.run_files import write_file
 from fray.rl.train.lora import LoRA
@@ -294,18 +293,19 @@ class AdapterRunner:
     # Samples ----------------------------------------------------------------------------------------------------------
 
     def sample(
-        self, new: Sequence[GenerateRequest], cancelled: Sequence[str]
-    ) -> list[tuple[str, Completion | Exception]]:
+        self, new: Sequence[GenerateRequest], cancelled: Sequence[str], streamed: Collection[str] = ()
+    ) -> list[tuple[str, TokenEvent | Completion | Exception]]:
         """Generate tokens for `STEPS_S`, or until a sample has ended.
 
         Args:
             new: requests that begin.
             cancelled: ids of those that end without an answer.
+            streamed: ids of those whose tokens are returned, too.
 
         Returns:
-            Ids with a completion that has ended, or the error for which a new one was refused.
+            Ids with a token, a completion that has ended, or the error for which a new one was refused.
         """
-        ended: list[tuple[str, Completion | Exception]] = []
+        found: list[tuple[str, TokenEvent | Completion | Exception]] = []
         # First: the adapters of these may leave memory when one comes.
         for request_id in cancelled:
             self._engine.cancel(request_id)
@@ -313,16 +313,20 @@ class AdapterRunner:
             try:
                 if request.adapter is not None:
                     self._bring(request.adapter)
-                self._engine.add(request)
+                self._engine.add(request, stream=request.request_id in streamed)
             except (ValueError, LookupError, OSError) as error:
-                ended.append((request.request_id, error))
-        until = self._clock() + STEPS_S
-        while self._engine.has_work and not ended:
-            answers: list[Any] = self._engine.step()
-            ended += answers
+                found.append((request.request_id, error))
+        until, has_ended = self._clock() + STEPS_S, bool(found)
+        while self._engine.has_work and not has_ended:
+            for answer in self._engine.step():
+                if isinstance(answer, TokenEvent):
+                    found.append((answer.request_id, answer))
+                else:
+                    found.append(answer)
+                    has_ended = True
             if self._clock() >= until:
                 break
-        return ended
+        return found
 
 
 def _check_same(model: TrainedModel, lora: LoRA) -> None:

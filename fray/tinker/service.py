@@ -36,6 +36,7 @@ from fray.tinker.operations.routes import operator_routes
 from fray.tinker.service_jobs import CLIENT_GRACE_S, JobLimits, JobRefused, ServiceJobs
 from fray.tinker.store import ServiceStore
 from fray.tinker.tinker_api.base_engine import AdapterPlan
+from fray.tinker.tinker_api.openai_routes import openai_routes
 from fray.tinker.tinker_api.routes import tinker_routes
 from fray.tinker.tinker_api.tinker_runs import TinkerRuns
 
@@ -104,6 +105,7 @@ class TrainingService:
                 *training_routes(self._jobs),
                 *operator_routes(self._jobs),
                 *tinker_routes(self._jobs, self._runs),
+                *openai_routes(self._jobs, self._runs),
             ],
             exception_handlers={HTTPException: refuse, Unprocessable: refuse_body},
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from adapter_cases import (  # noqa: E402
 import fray  # noqa: E402
 from fray.errors import ActorDied  # noqa: E402
 from fray.model.specs import ActorConfig  # noqa: E402
+from fray.rl.inference.requests import GenerateRequest, Sampling, TokenEvent  # noqa: E402
 from fray.rl.train.datums import AdamParams, Datum  # noqa: E402
 from fray.tinker.adapter_engine import AdapterEngine, AdapterEngineSettings  # noqa: E402
 from fray.tinker.core.adapter_operations import (  # noqa: E402
@@ -204,6 +206,31 @@ async def test_a_sampler_keeps_its_weights_while_training_continues(tmp_path: Pa
     with trio.move_on_after(0):
         await engine.sample("ada", greedy)
     assert await engine.sample("ada", greedy) == first
+
+
+async def test_tokens_of_a_stream_come_as_they_are_made_and_a_slow_reader_delays_no_other(tmp_path: Path) -> None:
+    engine = engine_at(tmp_path)
+    sampling = Sampling(n=2, max_tokens=20, seed=4, ignore_eos=True)
+    request = GenerateRequest("", (1, 2), sampling)
+    whole = await engine.generate("ada", request)
+    assert [each.index for each in whole] == [0, 1]
+    tokens: dict[int, list[int]] = {0: [], 1: []}
+    stream, ended = engine.stream("ada", request), []
+    async with aclosing(stream) as events:  # type: ignore[type-var]
+        async for event in events:
+            if isinstance(event, TokenEvent):
+                tokens[event.index].append(event.token_id)
+                # Others are answered while it is not read.
+                ended.append(await engine.generate("bob", GenerateRequest("", (3,), Sampling(max_tokens=3))))
+            else:
+                assert event.token_ids == tokens[event.index] == whole[event.index].token_ids
+    assert len(ended) == 40
+    stream = engine.stream("ada", request)
+    assert isinstance(await anext(stream), TokenEvent)
+    await stream.aclose()  # type: ignore[attr-defined]
+    assert await engine.generate("ada", request) == whole
+    assert not engine._open
+    assert not engine._runner._engine.has_work
 
 
 class WatchedEngine(AdapterEngine):

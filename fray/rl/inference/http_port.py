@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
 from typing import Any, Protocol
 
 import trio
-from attrs import field, frozen
+from attrs import frozen
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -17,12 +15,11 @@ from starlette.routing import Route
 from fray.rl.core.versions import VersionName
 from fray.rl.inference.chat_messages import checked_messages
 from fray.rl.inference.http_settings import HttpPort
-from fray.rl.inference.openai_app import PromptEvent, answering, api_app, api_routes, body_of, json_of
-from fray.rl.inference.openai_requests import ApiError, ApiRequest
-from fray.rl.inference.replies import ModelReply, reply_of
-from fray.rl.inference.requests import Completion, GenerateRequest, TokenEvent
+from fray.rl.inference.openai_app import answering, api_app, api_routes, body_of, json_of
+from fray.rl.inference.openai_requests import ApiError
+from fray.rl.inference.served_model import ServedModel, TokenServer
 from fray.rl.model_spec import model_name
-from fray.rl.tokenizers import Tokenizer, load_tokenizer
+from fray.rl.tokenizers import load_tokenizer
 from fray.rl.weight_files import read_weights, table_of_files
 
 WEIGHTS_LIMIT_BYTES = 8 << 30
@@ -31,66 +28,13 @@ HEALTH_S = 1.0
 """Seconds after which a server whose engine is not ready is reported as starting."""
 
 
-class ServedEngine(Protocol):
+class ServedEngine(TokenServer, Protocol):
     """Part of an inference server that has a port."""
 
-    async def generate_many(self, requests: Sequence[GenerateRequest]) -> list[list[Completion]]: ...
-    def stream(self, request: GenerateRequest) -> AsyncIterator[TokenEvent | Completion]: ...
     async def load_weights(self, version: VersionName, table: Any, weights: Any, mode: Any = "keep") -> None: ...
     async def pause(self, mode: Any = "wait") -> None: ...
     async def resume(self) -> None: ...
     async def is_paused(self) -> bool: ...
-    async def status(self) -> dict[str, Any]: ...
-
-
-@frozen(eq=False)
-class ServedModel:
-    """`ApiModel` of an inference server.
-
-    Args:
-        server: the server.
-        name: of the model.
-        tokenizer: of the model.
-    """
-
-    server: ServedEngine
-    name: str
-    tokenizer: Tokenizer
-    accepts_any_name: bool = field(default=False, init=False)
-
-    async def replies(self, request: ApiRequest, name: str) -> list[list[ModelReply]]:
-        """Return the replies to each prompt. Raises what `InferenceServer.generate` raises."""
-        requests = await self._requests(request, name)
-        answers = await self.server.generate_many(requests)
-        return [
-            [self._reply(each, asked, request) for each in completions]
-            for asked, completions in zip(requests, answers, strict=True)
-        ]
-
-    async def stream(self, request: ApiRequest, name: str) -> AsyncIterator[PromptEvent]:
-        """Return tokens and replies, prompt after prompt. Raises what `InferenceServer.stream` raises."""
-        for number, asked in enumerate(await self._requests(request, name)):
-            async with aclosing(self.server.stream(asked)) as events:  # type: ignore[type-var]
-                async for event in events:
-                    yield number, event if isinstance(event, TokenEvent) else self._reply(event, asked, request)
-
-    async def tokens_of(self, request: ApiRequest) -> list[tuple[int, ...]]:
-        """Return the tokens of each prompt of a request, or of its conversation."""
-        if request.kind == "chat":
-            return [tuple(self.tokenizer.apply_chat_template(request.messages, request.tools or None))]
-        return [
-            tuple(self.tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt for prompt in request.prompts
-        ]
-
-    async def _requests(self, request: ApiRequest, name: str) -> list[GenerateRequest]:
-        length = (await self.server.status())["max_length"]
-        return [
-            GenerateRequest(f"http/{name}/{number}", ids, request.sampling_for(len(ids), length))
-            for number, ids in enumerate(await self.tokens_of(request))
-        ]
-
-    def _reply(self, completion: Completion, asked: GenerateRequest, request: ApiRequest) -> ModelReply:
-        return reply_of(completion, asked.prompt_ids, self.tokenizer, has_tools=bool(request.tools))
 
 
 def server_app(server: ServedEngine, settings: HttpPort) -> Starlette:

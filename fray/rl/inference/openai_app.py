@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from uuid import uuid4
 
 import trio
+from attrs import frozen
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -66,8 +67,38 @@ class ApiModel(Protocol):
         """Return tokens and replies as they are made; errors as `replies`."""
 
 
+class ApiModels(Protocol):
+    """Models that the caller of a request may use."""
+
+    async def named(self, name: str | None) -> ApiModel:
+        """Return a model; None: the request names none. Raises ApiError if there is no such model."""
+
+    def names(self) -> Sequence[str]:
+        """Return the names of all."""
+
+
+@frozen(eq=False)
+class OneModel:
+    """`ApiModels` with one model."""
+
+    model: ApiModel
+
+    async def named(self, name: str | None) -> ApiModel:
+        """Return the model. Raises ApiError if the name is another's."""
+        if name is not None and not self.model.accepts_any_name and name != self.model.name:
+            text = f"there is no model {name!r} here; this server has {self.model.name!r}"
+            raise ApiError(text, status=404, param="model", code="model_not_found")
+        return self.model
+
+    def names(self) -> Sequence[str]:
+        """Return its name."""
+        return (self.model.name,)
+
+
 FindModel: TypeAlias = Callable[[Mapping[str, Any]], ApiModel]
 """Finds the model of a request by the parameters of its path. Raises ApiError if there is none."""
+FindModels: TypeAlias = Callable[[Request], ApiModels]
+"""Finds the models of a request's caller, before its body is read. Raises ApiError."""
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
@@ -77,26 +108,35 @@ def api_app(routes: Sequence[BaseRoute]) -> Starlette:
 
 
 def api_routes(prefix: str, find: FindModel) -> list[BaseRoute]:
-    """Return the routes of OpenAI's API.
+    """Return the routes of OpenAI's API, for one model at each path.
 
     Args:
         prefix: of their paths, such as ``/v1``.
         find: finds the model of a request.
     """
+    return models_routes(prefix, lambda request: OneModel(find(request.path_params)))
+
+
+def models_routes(prefix: str, find: FindModels) -> list[BaseRoute]:
+    """Return the routes of OpenAI's API, for several models.
+
+    Args:
+        prefix: of their paths, such as ``/v1``.
+        find: finds the models of a request's caller.
+    """
 
     async def completions(request: Request) -> Response:
-        return await _answer(request, "completion", find(request.path_params))
+        return await _answer(request, "completion", find(request))
 
     async def chats(request: Request) -> Response:
-        return await _answer(request, "chat", find(request.path_params))
+        return await _answer(request, "chat", find(request))
 
     async def models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [_model(find(request.path_params))]})
+        return JSONResponse({"object": "list", "data": [_model(name) for name in find(request).names()]})
 
     async def one_model(request: Request) -> Response:
-        model = find(request.path_params)
-        _check_model(model, request.path_params["model"])
-        return JSONResponse(_model(model))
+        model = await find(request).named(request.path_params["model"])
+        return JSONResponse(_model(model.name))
 
     return [
         Route(f"{prefix}/completions", answering(completions), methods=["POST"]),
@@ -165,10 +205,9 @@ async def json_of(request: Request) -> Any:
         raise ApiError(f"the body is not JSON: {text}", code="invalid_json") from None
 
 
-async def _answer(http: Request, kind: Kind, model: ApiModel) -> Response:
+async def _answer(http: Request, kind: Kind, models: ApiModels) -> Response:
     request = parse_request(kind, await json_of(http))
-    if request.model is not None:
-        _check_model(model, request.model)
+    model = await models.named(request.model)
     name = http.headers.get("x-request-id") or uuid4().hex
     if len(name) > REQUEST_ID_LIMIT_CHARACTERS:
         raise ApiError(f"X-Request-Id has {len(name)} characters; at most {REQUEST_ID_LIMIT_CHARACTERS}")
@@ -227,11 +266,5 @@ async def _stream(form: AnswerForm, events: AsyncIterator[PromptEvent]) -> Respo
     return StreamingResponse(content(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
-def _check_model(model: ApiModel, name: str) -> None:
-    if not model.accepts_any_name and name != model.name:
-        text = f"there is no model {name!r} here; this server has {model.name!r}"
-        raise ApiError(text, status=404, param="model", code="model_not_found")
-
-
-def _model(model: ApiModel) -> dict[str, Any]:
-    return {"id": model.name, "object": "model", "created": 0, "owned_by": "fray"}
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "fray"}

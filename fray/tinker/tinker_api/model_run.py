@@ -21,7 +21,8 @@ from fray.tinker.core.adapter_operations import (
     SaveWeightsForSampler,
 )
 from fray.tinker.core.ledger import Ledger, LedgerEntry
-from fray.tinker.tinker_api.base_engine import BaseEngine, EngineFailed
+from fray.tinker.kept_engine import EngineFailed
+from fray.tinker.tinker_api.base_engine import BaseEngine
 from fray.tinker.wire.tinker_json import Fields, adam_of
 from fray.tinker.wire.tinker_proto import WireError, decode_forward_request
 

@@ -8,6 +8,8 @@ import secrets
 import shutil
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import trio
@@ -20,8 +22,9 @@ from fray.tinker.core.adapter_operations import AdapterOperation, OperationResul
 from fray.tinker.core.keys import ServiceUser
 from fray.tinker.core.ledger import LedgerEntry
 from fray.tinker.core.sample_ledger import ANSWER_S, ANSWERS_LIMIT, SampleLedger
+from fray.tinker.kept_engine import EngineFailed
 from fray.tinker.store import StoreError
-from fray.tinker.tinker_api.base_engine import AdapterPlan, BaseEngine, EngineFailed
+from fray.tinker.tinker_api.base_engine import AdapterPlan, BaseEngine
 from fray.tinker.tinker_api.model_run import CREATE, ModelRun, UserError, engine_name, failed
 from fray.tinker.wire.tinker_json import Fields, SampleBody, check_optimizer, lora_of, sample_of
 from fray.tinker.wire.tinker_proto import WireError
@@ -419,14 +422,32 @@ class TinkerRuns:
         ledger = self._samples[sampler.id]
         seq = wanted.seq_id if wanted.sampling_session_id else ledger.next_seq
         digest = hashlib.sha256(body).hexdigest()
-        if seq not in ledger.entries and self._waiting.get(user.user_id, 0) >= SAMPLES_LIMIT:
-            raise TooMany(f"{SAMPLES_LIMIT} requests for samples of yours wait, the limit of this service")
+        if seq not in ledger.entries:
+            self._check_room(user.user_id, 1)
         if ledger.receive(seq, "asample", digest):
             self._pending[f"{sampler.id}:{seq}"] = trio.Event()
             with trio.CancelScope(shield=True):
                 await self._store.call(self._store.add, sampler.id, ledger.entries[seq], body)
             self._start_sample(sampler, seq)
         return f"{sampler.id}:{seq}", wanted.request.num_samples
+
+    def _check_room(self, user_id: str, count: int) -> None:
+        if self._waiting.get(user_id, 0) + count > SAMPLES_LIMIT:
+            raise TooMany(f"more than {SAMPLES_LIMIT} requests for samples of yours wait, the limit of this service")
+
+    @contextmanager
+    def waiting_samples(self, user_id: str, count: int) -> Iterator[None]:
+        """Count requests for samples that have no future as waiting. Raises TooMany."""
+        self._check_room(user_id, count)
+        self._waiting[user_id] = self._waiting.get(user_id, 0) + count
+        try:
+            yield
+        finally:
+            self._waiting[user_id] -= count
+
+    async def engine_up(self, base_model: str, after: int = 0) -> tuple[int, Any]:
+        """Wait until an incarnation of an engine after a number is ready, as `BaseEngine.up`. Raises EngineFailed."""
+        return await self._engine(base_model).up(after)
 
     async def _sampler_of(self, user: ServiceUser, fields: Fields, wanted: SampleBody) -> TinkerSampler:
         if wanted.sampling_session_id:

@@ -1,0 +1,93 @@
+"""Actor with a model that is started again when it is lost, and for whose next incarnation callers wait."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+import trio
+
+from fray.api.actors.monitor import Down, monitor
+from fray.api.cluster import Cluster
+from fray.errors import FrayError
+from fray.tracebacks import failure_text
+
+MakeActor: TypeAlias = Callable[[Any], Awaitable[Any]]
+"""Creates the actor in a scope that it is given."""
+
+log = logging.getLogger("fray.tinker")
+
+
+class EngineFailed(Exception):
+    """Engine that is not started again; the message has the cause."""
+
+
+class KeptEngine:
+    """An actor that is kept running.
+
+    Args:
+        name: of its scope, and for logs.
+        make: creates it.
+    """
+
+    def __init__(self, name: str, make: MakeActor) -> None:
+        self._name, self._make = name, make
+        self._engine: Any = None
+        self._incarnation = 0
+        self._changed = trio.Event()
+        self.failure = ""
+        """Reason for which it is not started again; empty: it runs, or will."""
+
+    @property
+    def is_up(self) -> bool:
+        return self._engine is not None
+
+    @property
+    def starts(self) -> int:
+        """Incarnations so far."""
+        return self._incarnation
+
+    async def up(self, after: int = 0) -> tuple[int, Any]:
+        """Wait until an incarnation after a number is ready; return its number and the engine.
+
+        Raises:
+            EngineFailed: it is not started again.
+        """
+        while self._engine is None or self._incarnation <= after:
+            if self.failure:
+                raise EngineFailed(self.failure)
+            await self._changed.wait()
+        return self._incarnation, self._engine
+
+    def end(self, reason: str) -> None:
+        """Have all who wait for it, now and later, raise EngineFailed with the reason."""
+        self.failure, self._engine = reason, None
+        self._wake()
+
+    async def run(self, cluster: Cluster) -> None:
+        """Keep the engine running until cancelled, or until it cannot be started any more."""
+        failure: BaseException | None = None
+        try:
+            async with cluster.open_scope(self._name) as scope:
+                engine = await self._make(scope)
+                async with monitor(engine) as events:
+                    async for event in events:
+                        if not isinstance(event, Down):
+                            self._incarnation += 1
+                            self._engine = engine
+                        elif event.will_restart:
+                            self._engine = None
+                        else:
+                            raise event.error
+                        self._wake()
+        except* (FrayError, OSError, ValueError, LookupError) as group:
+            failure = group
+        if failure is not None:
+            text = failure_text(failure)
+            log.error("%s failed: %s", self._name, text)
+            self.end(text)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
