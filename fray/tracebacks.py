@@ -16,7 +16,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any, Generic, TypeVar
@@ -158,6 +158,18 @@ def innermost(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
+
+
+@contextlib.contextmanager
+def single_errors() -> Iterator[None]:
+    """Raise the only error of a group itself. For tasks of Fray's own, whose group says nothing that it does not."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error = innermost(group)
+        if error is group:
+            raise
+        raise error from error.__cause__
 
 
 def first_error(error: BaseException) -> BaseException:

@@ -94,7 +94,7 @@ ALONE_OPENS: dict[str, str | tuple[str, ...]] = {
     "trackio": "rl/records/trackers.py",
     "mlflow": "rl/records/trackers.py",
     "starlette": ("rl/inference/", "tinker/"),
-    "httpx": ("rl/inference/http_service.py", "tinker/http_client.py"),
+    "httpx": ("rl/inference/http_service.py", "rl/inference/weight_transfer.py", "tinker/http_client.py"),
 }
 PUT_TOGETHER = ("testing", "deploy", "cli")
 

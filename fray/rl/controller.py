@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import count, islice
 from typing import Any
@@ -32,7 +31,7 @@ from fray.rl.core.versions import VersionName
 from fray.rl.inference.http_settings import HttpPort
 from fray.rl.inference.model_engine import ModelEngine
 from fray.rl.inference.server import InferenceServer
-from fray.rl.messages import FailureReport, RunStatus, ServerRoute, ValidationResult, repeatable
+from fray.rl.messages import FailureReport, RunStatus, ServerRoute, ValidationResult, last_line, repeatable
 from fray.rl.records.run_files import JOURNAL_DIRECTORY, STATUS_PERIOD_S, RunRecorder, upload_records
 from fray.rl.records.run_requests import RunRequest, answer_requests
 from fray.rl.rollout.process import RolloutProcess
@@ -41,7 +40,7 @@ from fray.rl.train.errors import EpisodesFailed
 from fray.rl.train.settings import GRPO
 from fray.rl.trainer_process import TrainedStep, TrainerProcess
 from fray.rl.weights.published import KeptWeights, PublishedWeights, WeightSync
-from fray.tracebacks import innermost
+from fray.tracebacks import single_errors
 
 RESTARTS = 20
 """Restarts of each rollout process and of the trainer within `RESTART_PERIOD_S`, before the run fails."""
@@ -65,6 +64,8 @@ FAILURES_PERIOD_S = 10.0
 """Least seconds between two lines about episodes that fail."""
 MODEL_VERSION = VersionName(0, 0)
 """Version of the weights of the model, which each server has loaded by itself."""
+TRANSFER_RETRY_S = 0.5
+"""Seconds before weights are posted again to a server that could not be reached."""
 RELEASE_S = 5.0
 """Seconds after which the release of weights is given up."""
 LEAVE_S = 60.0
@@ -115,6 +116,7 @@ class RunController:
         """Incarnation of the trainer."""
         self._changed = trio.Event()
         self._coordinator: Any = None
+        self._trainer: Any = None
         self._is_training = False
         """True while batches are asked for."""
         self._is_stopping = False
@@ -210,7 +212,7 @@ class RunController:
         known: FailureReport | None = None
         while True:
             report: FailureReport = await self._ask("wait_for_failures", 0 if known is None else known.total)
-            self._note(_failures_text(report, known))
+            self._note(report.text_since(known))
             known = report
             await trio.sleep(FAILURES_PERIOD_S)
 
@@ -233,7 +235,7 @@ class RunController:
     async def _keep_training(self, scope: Scope, settings: GRPO) -> None:
         """Create the trainer, train to the end, and continue from the last checkpoint when the trainer is lost."""
         parts = self._parts
-        trainer: Any = await scope.create_actor(
+        trainer = self._trainer = await scope.create_actor(
             TrainerProcess,
             parts.model,
             settings,
@@ -470,7 +472,7 @@ class RunController:
             has_budget = replacement < REPLACEMENTS or self._parts.plan.on_error is OnError.CONTINUE
             if not starts or not has_budget:
                 raise error
-            self._note(f"{name} is replaced after {starts} starts: {_last_line(error)}")
+            self._note(f"{name} is replaced after {starts} starts: {last_line(error)}")
             await trio.sleep(REPLACEMENT_DELAY_S)
 
     async def _follow_server(self, scope: Scope, server: ServerRecord) -> tuple[FrayError, int]:
@@ -503,7 +505,9 @@ class RunController:
                     server.observe(ServerEvent.READY, server.incarnation)
                     if parts.http is not None:
                         port = parts.http.port + _index(server.name)
-                        nursery.start_soon(self._serve_http, handle, evolve(parts.http, port=port))
+                        nursery.start_soon(self._serve, handle.serve_http, evolve(parts.http, port=port))
+                    if parts.weight_sync is WeightSync.NETWORK:
+                        nursery.start_soon(self._serve, handle.serve_weights)
                 else:
                     server.observe(ServerEvent.ENDED, server.incarnation)
                     server.observe(
@@ -546,10 +550,10 @@ class RunController:
             if has_answered:
                 await trio.sleep(PROBE_PERIOD_S)
 
-    async def _serve_http(self, handle: Any, settings: HttpPort) -> None:
-        """Serve the HTTP port of one incarnation of a server. A port that is taken does not end the run."""
+    async def _serve(self, serve: Callable[..., Awaitable[None]], *settings: HttpPort) -> None:
+        """Serve an HTTP port of one incarnation of a server. A port that is taken does not end the run."""
         try:
-            await handle.serve_http(settings)
+            await serve(*settings)
         except ActorDied:
             return  # its monitor reports it
         except OSError as error:
@@ -567,8 +571,7 @@ class RunController:
                 continue
             with trio.move_on_after(self._parts.transfer_s) as patience:
                 try:
-                    table, content = (None, None) if weights is None else (weights.table, weights.content)
-                    await handle.load_weights(version, table, content)
+                    await self._transfer(handle, version, weights)
                 except ActorDied:
                     # The monitor reports it; what follows is another incarnation, or the end.
                     await self._changed.wait()
@@ -581,6 +584,23 @@ class RunController:
             event = ServerEvent.TRANSFER_MISSED if missed else ServerEvent.LOADED
             server.observe(event, incarnation, None if missed else version)
             await self._announce()
+
+    async def _transfer(self, handle: Any, version: VersionName, weights: PublishedWeights | None) -> None:
+        """Let a server load a version; return when it has. Raises ActorDied if the server has ended, ObjectLost."""
+        if weights is None or self._parts.weight_sync is not WeightSync.NETWORK:
+            table, content = (None, None) if weights is None else (weights.table, weights.content)
+            await handle.load_weights(version, table, content)
+            return
+        while True:
+            address = await handle.weight_address()
+            try:
+                await self._trainer.send_weights(address, version, weights)
+                return
+            except ActorDied:
+                raise ObjectLost("the trainer has ended, and its weights with it") from None
+            except ConnectionError:
+                # Until the deadline; a server that has ended says so when it is asked for its address.
+                await trio.sleep(TRANSFER_RETRY_S)
 
     async def _announce(self) -> None:
         """Tell the coordinator which servers answer, and wake the tasks here."""
@@ -668,29 +688,5 @@ async def _roll_out(handle: Any) -> None:
         return  # its monitor reports it
 
 
-@contextmanager
-def single_errors() -> Iterator[None]:
-    """Raise the only error of a group of them itself: the tasks are Fray's own, and it alone says what went wrong."""
-    try:
-        yield
-    except BaseExceptionGroup as group:
-        error = innermost(group)
-        if error is group:
-            raise
-        raise error from error.__cause__
-
-
-def _failures_text(report: FailureReport, known: FailureReport | None) -> str:
-    # A coordinator that was restarted counts from 0.
-    before = known.reasons if known is not None and known.total < report.total else {}
-    reasons = {name: count - before.get(name, 0) for name, count in report.reasons.items()}
-    listed = ", ".join(f"{name} {count}" for name, count in reasons.items() if count)
-    return f"{sum(reasons.values())} attempts of episodes failed ({listed}); the last: {_last_line(report.last)}"
-
-
 def _index(server: str) -> int:
     return int(server.rpartition("-")[2])
-
-
-def _last_line(text: object) -> str:
-    return str(text).rstrip().rpartition("\n")[2]

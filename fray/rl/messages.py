@@ -92,6 +92,14 @@ class FailureReport:
     stop_reason: str = ""
     """Reason for which the run ends; empty while it continues."""
 
+    def text_since(self, known: FailureReport | None) -> str:
+        """Return what failed since an earlier report, in one line."""
+        # A coordinator that was restarted counts from 0.
+        before = known.reasons if known is not None and known.total < self.total else {}
+        reasons = {name: count - before.get(name, 0) for name, count in self.reasons.items()}
+        listed = ", ".join(f"{name} {count}" for name, count in reasons.items() if count)
+        return f"{sum(reasons.values())} attempts of episodes failed ({listed}); the last: {last_line(self.last)}"
+
 
 @frozen
 class ValidationResult:
@@ -117,6 +125,11 @@ class RunStatus:
     repeated: dict[str, int]
     last_failure: str
     """Reason and detail of the last episode that failed."""
+
+
+def last_line(text: object) -> str:
+    """Return the last line of a text that has something in it."""
+    return str(text).rstrip().rpartition("\n")[2]
 
 
 def repeatable(handle: ActorHandle, method: str) -> Any:

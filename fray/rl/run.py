@@ -25,7 +25,7 @@ from fray.errors import FrayError, InvalidRequest
 from fray.model.resources import ResourceConfig
 from fray.model.text import near_text
 from fray.rl.checkpoint import check_resumable
-from fray.rl.controller import RunController, single_errors
+from fray.rl.controller import RunController
 from fray.rl.core.failures import OnError
 from fray.rl.core.run_record import RunPlan, StalePolicy
 from fray.rl.core.tasks import TaskOrder
@@ -53,6 +53,7 @@ from fray.rl.trainer_process import TrainedStep
 from fray.rl.weights.published import WeightSync
 from fray.runtime.runtime import current_or_none
 from fray.runtime.serialization.pickling import loads
+from fray.tracebacks import single_errors
 
 E = TypeVar("E", bound=Enum)
 COLLECTED_ROWS = 16
@@ -113,7 +114,8 @@ class Run:
             which every episode failed; ``"stop_on_error"``: the first episode that is out of attempts, too;
             ``"continue"``: neither.
         weight_sync: ``"memory"`` (default): the trainer publishes weights in shared memory; ``"disk"``: as files in
-            ``output``; ``"none"``: servers keep those of the model, for ``sync="fully-async", stale="keep"``.
+            ``output``; ``"network"``: it posts safetensors to servers over HTTP; ``"none"``: servers keep those of the
+            model, for ``sync="fully-async", stale="keep"``.
         keep_batch_order: roll out nothing beyond the loaded batch until the next weights are in place.
         seed: of the order of the data and of sampling. Default 0.
         shuffle: whether the rows are shuffled, in another order in each epoch. Default True.

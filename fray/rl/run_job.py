@@ -21,12 +21,12 @@ from fray.model.environment import EnvironmentConfig
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ExitRule
-from fray.rl.controller import single_errors
 from fray.rl.messages import RunStatus
 from fray.rl.records.run_files import RunRecorder, own_job_id, read_state
 from fray.rl.records.run_owner import LIVING, OutputLock, differences, follow_lines
 from fray.rl.run_parts import RunParts
 from fray.runtime.process.progress import progress
+from fray.tracebacks import single_errors
 
 RETRIES = 100
 """Restarts of a run's job after its process was killed."""

@@ -13,6 +13,8 @@ from attrs import frozen
 from fray.api.actors.handle import ActorHandle
 from fray.api.objects import allocate, put
 from fray.rl.checkpoint_store import Location, directory_to_read, directory_to_write
+from fray.rl.core.versions import VersionName
+from fray.rl.inference.http_settings import WeightAddress
 from fray.rl.messages import TrainingBatch, repeatable
 from fray.rl.model_spec import ModelSpec
 from fray.rl.nexrl_types import Trajectory
@@ -148,6 +150,18 @@ class TrainerProcess:
             buffer = memoryview(bytearray(table.total_bytes))
         await trio.to_thread.run_sync(self._trainer.write_weights, buffer)
         return PublishedWeights(table, await put(buffer))
+
+    async def send_weights(self, address: WeightAddress, version: VersionName, weights: PublishedWeights) -> None:
+        """Post weights that `publish` returned to a server.
+
+        Raises:
+            ObjectLost: they are gone: newer ones have replaced them.
+            ConnectionError, ValueError: as `post_weights`.
+        """
+        # Here: the trainer of a run that needs it is the only one to load an HTTP client.
+        from fray.rl.inference.weight_transfer import post_weights
+
+        await post_weights(address, version, weights.table, await weights.content)
 
 
 class _OwnTrainer:

@@ -26,6 +26,7 @@ _TYPES = {
     "BOOL": "bool",
 }
 """Types of safetensors, and their names in tables."""
+_TYPE_NAMES = {name: short for short, name in _TYPES.items()}
 
 
 def read_weights(directory: str | Path) -> tuple[WeightTable, bytearray]:
@@ -62,6 +63,17 @@ def table_of_files(buffer: bytes | bytearray | mmap.mmap, starts: Sequence[int] 
                 raise ValueError(f"two files have the tensor {name!r}")
             places[name] = place
     return WeightTable(places, len(buffer))
+
+
+def header_of(table: WeightTable) -> bytes:
+    """Return the beginning of a file of safetensors with the tensors of a table, which follow it without gaps."""
+    entries, end = dict[str, Any](), 0
+    for name, place in table.places.items():
+        begin, end = end, end + place.byte_count
+        entries[name] = {"dtype": _TYPE_NAMES[place.dtype], "shape": list(place.shape), "data_offsets": [begin, end]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def _places(buffer: bytes | bytearray | mmap.mmap, start: int, end: int) -> list[tuple[str, WeightPlace]]:

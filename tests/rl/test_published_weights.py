@@ -10,7 +10,7 @@ import trio
 
 from fray.errors import ObjectLost
 from fray.rl.core.versions import VersionName
-from fray.rl.weight_files import table_of_files
+from fray.rl.weight_files import header_of, table_of_files
 from fray.rl.weights.published import KeptWeights, PublishedWeights, WeightFile
 from fray.rl.weights_table import WeightPlace, WeightTable
 
@@ -69,3 +69,22 @@ def test_the_table_of_safetensors_is_that_of_the_whole_file() -> None:
         "embedding": WeightPlace(16 + len(header), (2, 3), "float32"),
     }
     assert TABLE.difference_text(table) == "it has bias, which the model lacks"
+
+
+def test_a_header_and_the_tensors_without_gaps_are_a_file_of_safetensors() -> None:
+    tensors = [("bias", (3,), "bfloat16"), ("one", (), "float32"), ("none", (0, 4), "int8"), ("all", (2, 2), "float64")]
+    table = WeightTable.of_tensors(tensors)
+    buffer = bytes(range(200))[: table.total_bytes]
+    parts = {name: buffer[place.offset : place.offset + place.byte_count] for name, place in table.places.items()}
+    content = header_of(table) + b"".join(parts.values())
+    found = table_of_files(content)
+    assert table.difference_text(found) == found.difference_text(table) == ""
+    assert {name: place.dtype for name, place in found.places.items()} == {name: kind for name, _, kind in tensors}
+    for name, place in found.places.items():
+        assert content[place.offset : place.offset + place.byte_count] == parts[name]
+    assert len(header_of(table)) % 8 == 0, "tensors begin where readers map them"
+    try:
+        from safetensors import deserialize
+    except ImportError:
+        return
+    assert {name: bytes(entry["data"]) for name, entry in deserialize(content)} == parts

@@ -62,7 +62,10 @@ def _storage_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"sync": "fuly-async"}, "invalid sync 'fuly-async'; expected one of 'sync', 'batch-async', 'fully-async'"),
         ({"stale": "ignore"}, "invalid stale 'ignore'; expected one of"),
         ({"stale": "keep"}, "invalid stale policy 'keep' with sync mode 'sync'"),
-        ({"weight_sync": "memori"}, "invalid weight_sync 'memori'; expected one of 'memory', 'disk', 'none'"),
+        (
+            {"weight_sync": "memori"},
+            "invalid weight_sync 'memori'; expected one of 'memory', 'disk', 'network',",
+        ),
         ({"weight_sync": "disk"}, "needs a directory that trainer and servers have: write output='./out'"),
         ({"weight_sync": "none"}, "write sync='fully-async', stale='keep'"),
         ({"episode": "row"}, "invalid episode 'row'; expected one of 'sample', 'group'"),

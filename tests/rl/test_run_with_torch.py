@@ -27,6 +27,7 @@ from fray.rl.journal_file import read_failures
 from fray.rl.records.replay import replay
 from fray.rl.records.run_files import read_status
 from fray.rl.records.run_requests import RunRequest, ask_run
+from fray.rl.records.steps import read_step
 from fray.rl.train.errors import EpisodesFailed, NonFiniteUpdatesError
 
 pytestmark = [
@@ -234,6 +235,31 @@ def test_servers_load_weights_from_files_and_old_ones_are_removed(tmp_path: Path
     found = {path.name for path in (tmp_path / "weights").iterdir()}
     assert "0.6.safetensors" in found
     assert not found & {f"0.{number}.safetensors" for number in range(4)}
+
+
+def test_weights_over_http_are_those_of_shared_memory() -> None:
+    trainer = rl.GRPO(groups=4, group_size=4, lr=1e-2, steps=3)
+    options: dict[str, Any] = {"deterministic": True, "rollout": counts_up, "trainer": trainer}
+    steps = [trio.run(run(3, weight_sync=way, **options).main).steps for way in ("network", "memory")]
+    network, memory = ([(one["loss"], one["reward_mean"], one["entropy"]) for one in each] for each in steps)
+    assert network == memory
+    assert len(set(network)) == 3
+
+
+def test_servers_get_weights_over_http_from_the_next_trainer_too(tmp_path: Path) -> None:
+    def kill(metrics: dict[str, float]) -> None:
+        if metrics["step"] == 4 and metrics["line"] == 0:
+            for pid in processes(NAMES["trainer"]) + processes(NAMES["server"])[:1]:
+                os.kill(pid, signal.SIGKILL)
+
+    options: dict[str, Any] = {"weight_sync": "network", "inference_servers": 2, "save_every": 3, "on_step": kill}
+    result = trio.run(run(6, output=tmp_path, **options).main)
+    assert [(step["step"], step["line"]) for step in result.steps] == [(1, 0), (2, 0), (3, 0), (4, 1), (5, 1), (6, 1)]
+    found = [one["versions"] for number in range(1, 7) for one in read_step(tmp_path, number).trajectories]
+    # As each server says of its tokens.
+    assert {name for segments in found for name, _ in segments} == {
+        VersionName(int(number > 2), number) for number in range(6)
+    }
 
 
 def test_servers_may_keep_the_weights_of_the_model(tmp_path: Path) -> None:

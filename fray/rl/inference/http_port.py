@@ -1,8 +1,13 @@
-"""HTTP port of an inference server: OpenAI's API, and control of pauses and weights with the run's key."""
+"""HTTP ports of an inference server: OpenAI's API with control of pauses and weights, and a port for weights alone."""
 
 from __future__ import annotations
 
 import hmac
+import secrets
+import ssl
+import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import trio
@@ -12,18 +17,22 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from fray.net.tls.identity import server_context
 from fray.rl.core.versions import VersionName
 from fray.rl.inference.chat_messages import checked_messages
-from fray.rl.inference.http_settings import HttpPort
-from fray.rl.inference.openai_app import answering, api_app, api_routes, body_of, json_of
+from fray.rl.inference.http_settings import HttpPort, WeightAddress
+from fray.rl.inference.openai_app import answering, api_app, api_routes, body_of, json_of, unless_left
 from fray.rl.inference.openai_requests import ApiError
 from fray.rl.inference.served_model import ServedModel, TokenServer
 from fray.rl.model_spec import model_name
 from fray.rl.tokenizers import load_tokenizer
 from fray.rl.weight_files import read_weights, table_of_files
+from fray.runtime.actors.server import host_of
+from fray.runtime.runtime import current_or_none
 
 WEIGHTS_LIMIT_BYTES = 8 << 30
 """Bytes of weights in the body of a request; larger ones come from a disk."""
+KEY_BYTES = 32
 HEALTH_S = 1.0
 """Seconds after which a server whose engine is not ready is reported as starting."""
 
@@ -135,7 +144,10 @@ class _Control:
         self._check(request)
         version = await self._version(request.query_params.get("version"))
         content = await body_of(request, WEIGHTS_LIMIT_BYTES)
-        return await self._load(version, table_of_files(content), content, request.query_params.get("mode", "keep"))
+        table, mode = table_of_files(content), request.query_params.get("mode", "keep")
+        # A sender that has given up has no use for them: newer ones may be on their way.
+        answer = await unless_left(request, lambda: self._load(version, table, content, mode))
+        return answer or Response(status_code=499)
 
     async def _load(self, version: VersionName, table: Any, buffer: Any, mode: Any) -> Response:
         await self.server.load_weights(version, table, buffer, str(mode))
@@ -160,6 +172,50 @@ class _Control:
         if not hmac.compare_digest(shown.encode(), self.key.encode()):
             text = f"{request.url.path} needs the key of the run: Authorization: Bearer KEY"
             raise ApiError(text, status=401, code="invalid_api_key")
+
+
+async def serve_weight_port(
+    server: ServedEngine, started: Callable[[WeightAddress], None], *, host: str | None = None
+) -> None:
+    """Serve ``/update_weights`` until cancelled, for those who have the address, which has a key of its own.
+
+    Args:
+        server: whose weights are loaded.
+        started: called with the address when it listens.
+        host: address of this machine for others, with TLS. Default: where actors of this process are called from other
+            machines, that one; else loopback without TLS.
+
+    Raises:
+        ImportError: hypercorn is missing.
+    """
+    # Here: the apps of this module need no server.
+    from fray.http_server import HttpAddress, serve_http
+
+    own, is_secure = _own_place() if host is None else (host, True)
+    tls: ssl.SSLContext | None = None
+    certificate = b""
+    if own and is_secure:
+        # Here: the import takes 45 ms, and processes on one machine have no use for it.
+        from fray.net.tls.certificates import make_host
+
+        identity = make_host(time.time())
+        tls, certificate = server_context(identity), identity.chain
+    key = secrets.token_urlsafe(KEY_BYTES)
+    app = api_app([Route("/update_weights", answering(_Control(server, key).update), methods=["POST"])])
+    bound = ("::" if ":" in own else "0.0.0.0") if own else "127.0.0.1"
+    async with trio.open_nursery() as nursery:
+        address: HttpAddress = await nursery.start(partial(serve_http, app, host=bound, tls=tls))
+        url = HttpAddress(own or bound, address.port, tls is not None).url
+        started(WeightAddress(url, key, certificate.decode()))
+
+
+def _own_place() -> tuple[str, bool]:
+    """Return the address of this machine for others, empty if there are none, and whether TLS is wanted."""
+    runtime = current_or_none()
+    if runtime is None:
+        return "", True
+    host = host_of(runtime)
+    return host.advertise(), host.has_tls
 
 
 def metrics_text(status: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Requests to an inference service over HTTP, OpenAI's or vLLM's. The one module of `fray.rl` that imports httpx."""
+"""Requests to an inference service over HTTP, OpenAI's or vLLM's."""
 
 from __future__ import annotations
 

@@ -1,10 +1,25 @@
-"""Settings of the HTTP port of an inference server."""
+"""Settings of the HTTP ports of an inference server."""
 
 from __future__ import annotations
 
 from attrs import field, frozen
 
 from fray.rl.model_spec import ModelSpec
+
+
+@frozen
+class WeightAddress:
+    """Address to which weights are posted: of one process, while it lives.
+
+    Args:
+        url: ``http://HOST:PORT`` or ``https://HOST:PORT``, to which ``/update_weights`` is appended.
+        key: that requests show.
+        certificate: PEM; with ``https`` the server shows exactly this one. Default: one for its name, as on the web.
+    """
+
+    url: str
+    key: str = field(repr=False)
+    certificate: str = ""
 
 
 @frozen

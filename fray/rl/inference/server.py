@@ -25,7 +25,7 @@ from fray.rl.inference.decoding import (
     checked_mode,
 )
 from fray.rl.inference.decoding_thread import Command, DecodingThread
-from fray.rl.inference.http_settings import HttpPort
+from fray.rl.inference.http_settings import HttpPort, WeightAddress
 from fray.rl.inference.request_table import OpenRequest, RequestBatch, RequestTable, ServerBusy
 from fray.rl.inference.requests import Completion, GenerateRequest, TokenEvent
 from fray.rl.process_start import loading
@@ -88,6 +88,8 @@ class InferenceServer:
         """Events of commands that the thread has not done yet."""
         self._tokens = 0
         self._url, self._listens = "", trio.Event()
+        self._weight_address: WeightAddress | None = None
+        self._takes_weights = trio.Event()
         self._samples: deque[tuple[float, int, float]] = deque([(time.monotonic(), 0, 0.0)])
         """(time, tokens, busy seconds), for the rates."""
 
@@ -300,6 +302,30 @@ class InferenceServer:
         """Return ``http://127.0.0.1:PORT``, when `serve_http` listens."""
         await self._listens.wait()
         return self._url
+
+    async def serve_weights(self) -> None:
+        """Serve a port that takes new weights and nothing else, until cancelled: see `weight_address`.
+
+        Raises:
+            InvalidRequest: a package is missing.
+        """
+
+        def note(address: WeightAddress) -> None:
+            self._weight_address = address
+            self._takes_weights.set()
+
+        try:
+            from fray.rl.inference.http_port import serve_weight_port
+
+            await serve_weight_port(self, note)
+        except ImportError as error:
+            raise InvalidRequest(f"weights over HTTP need {error.name}: pip install 'fray[rl]'") from None
+
+    async def weight_address(self) -> WeightAddress:
+        """Return where `serve_weights` listens, as soon as it does. Who has it may replace the weights."""
+        await self._takes_weights.wait()
+        assert self._weight_address is not None
+        return self._weight_address
 
     # End -------------------------------------------------------------------------------------------------------------
 

@@ -191,10 +191,10 @@ def _check_supported(config: GuideConfig) -> None:
             f"service.inference_service.backend is {backend!r}, which a run does not train with; expected 'fray', its "
             "own servers"
         )
-    if method in ("network", "vllm"):
+    if method == "vllm":
         raise InvalidRequest(
-            f"weight.sync_method is {method!r}; expected 'memory', by which servers of other machines fetch the "
-            "weights, 'disk' or 'none'"
+            "weight.sync_method is 'vllm', for servers that a run does not have; expected 'memory', 'disk', 'network' "
+            "or 'none'"
         )
     if config.service.train_service.backend == "tinker":
         raise InvalidRequest(

@@ -27,6 +27,8 @@ class WeightSync(Enum):
     """Shared memory of the trainer's host, which servers there read in place; other hosts fetch it once each."""
     DISK = "disk"
     """Files of safetensors in the output directory."""
+    NETWORK = "network"
+    """Safetensors over HTTP: the trainer's process posts them to a port of each server."""
     NONE = "none"
     """Servers keep the weights of the model."""
 

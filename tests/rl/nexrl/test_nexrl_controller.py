@@ -278,7 +278,10 @@ def test_a_checkpoint_of_another_run_is_copied_once(tmp_path: Path) -> None:
             "backend is 'vllm', which a run does not train with",
         ),
         ({"service.train_service.backend": "tinker"}, "backend is 'tinker'; expected 'torch', or a trainer of yours"),
-        ({"weight.sync_method": "network"}, "weight.sync_method is 'network'; expected 'memory', by which servers of"),
+        (
+            {"weight.sync_method": "vllm"},
+            "weight.sync_method is 'vllm', for servers that a run does not have",
+        ),
         ({"weight.sync_method": "disk"}, "weight_sync='disk' needs a directory"),
         ({"data.prompt_key": "question"}, "data: row 0 lacks 'question', its prompt_key; it has prompt"),
         ({"resume.mode": "auto"}, "trainer.checkpoint_path is missing; resume.mode 'auto' needs it"),
@@ -311,6 +314,8 @@ def test_a_contradiction_is_refused_before_anything_is_started(changes: dict[str
 def test_servers_get_weights_as_the_configuration_says(tmp_path: Path) -> None:
     changes = {"weight.sync_method": "disk", "trainer.checkpoint_path": str(tmp_path)}
     assert rl.NexRLController(config(changes))._run.parts.weight_sync is WeightSync.DISK
+    changes = {"weight.sync_method": "network"}
+    assert rl.NexRLController(config(changes))._run.parts.weight_sync is WeightSync.NETWORK
 
 
 def test_a_checkpoint_that_shall_not_be_resumed_is_not_overwritten(tmp_path: Path) -> None:
