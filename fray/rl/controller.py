@@ -20,7 +20,6 @@ from fray.api.actors.monitor import Down, Up, monitor
 from fray.api.cluster import Cluster
 from fray.api.scope import Scope
 from fray.errors import ActorDied, DeadlineExceeded, FrayError, InvalidRequest, ObjectLost
-from fray.model.monitoring.health import HealthCheck
 from fray.model.specs import ActorConfig
 from fray.rl.checkpoint import MODEL_DIRECTORY, RunCheckpoint
 from fray.rl.checkpoint_store import CheckpointAtUrl, JournalCopy, below
@@ -32,18 +31,17 @@ from fray.rl.inference.http_settings import HttpPort
 from fray.rl.inference.model_engine import ModelEngine
 from fray.rl.inference.server import InferenceServer
 from fray.rl.messages import FailureReport, RunStatus, ServerRoute, ValidationResult, last_line, repeatable
+from fray.rl.nexrl.experiment_posts import FetchedPosts
 from fray.rl.records.run_files import JOURNAL_DIRECTORY, STATUS_PERIOD_S, RunRecorder, upload_records
 from fray.rl.records.run_requests import RunRequest, answer_requests
 from fray.rl.rollout.process import RolloutProcess
-from fray.rl.run_parts import RunParts
+from fray.rl.run_parts import RESTARTS, RunParts
 from fray.rl.train.errors import EpisodesFailed
 from fray.rl.train.settings import GRPO
 from fray.rl.trainer_process import TrainedStep, TrainerProcess
 from fray.rl.weights.published import KeptWeights, PublishedWeights, WeightSync
 from fray.tracebacks import single_errors
 
-RESTARTS = 20
-"""Restarts of each rollout process and of the trainer within `RESTART_PERIOD_S`, before the run fails."""
 SERVER_RESTARTS = 5
 """Restarts of a server within `RESTART_PERIOD_S`, before it is retired and replaced."""
 REPLACEMENTS = 3
@@ -55,13 +53,12 @@ UNLIMITED = 1 << 30
 PROBE_PERIOD_S = 1.0
 SUSPECT_S = 5.0
 """Longest wait for an answer of a server, which is suspect then."""
-START_PERIODS, START_LEAST_S = 10, 60.0
-"""Time until the first answer of a process, in which a model may be loaded: in ``liveness_s``, and at least."""
 MISSING_S, MISSING_REPEAT_S = 10.0, 60.0
 """Seconds that a part may be missing before the console says so, and until it does so again."""
-RESTART_PERIOD_S = 600.0
 FAILURES_PERIOD_S = 10.0
 """Least seconds between two lines about episodes that fail."""
+POSTS_PERIOD_S = 0.5
+"""Least seconds between two fetches of what workers post."""
 MODEL_VERSION = VersionName(0, 0)
 """Version of the weights of the model, which each server has loaded by itself."""
 TRANSFER_RETRY_S = 0.5
@@ -87,6 +84,7 @@ class RunController:
         on_rewind: called with the number of updates of the checkpoint from which the run continues.
         note: called with lines for the console.
         on_validation: called with the scores of each version that is validated; may be repeated for one version.
+        on_posts: called with what workers post to the trackers of the run.
     """
 
     def __init__(
@@ -98,10 +96,11 @@ class RunController:
         on_rewind: Callable[[int], None],
         note: Callable[[str], None],
         on_validation: Callable[[ValidationResult], None],
+        on_posts: Callable[[FetchedPosts], None],
     ) -> None:
         self._cluster, self._parts, self._report = cluster, parts, report
         self._on_samples, self._on_rewind, self._note = on_samples, on_rewind, note
-        self._on_validation = on_validation
+        self._on_validation, self._on_posts = on_validation, on_posts
         self._fleet = ServerFleet()
         self._handles: dict[str, ActorHandle] = {}
         self._server_scopes: dict[str, trio.CancelScope] = {}
@@ -154,7 +153,7 @@ class RunController:
         async with self._cluster.open_scope("rl-run", env_vars=parts.env_vars) as scope:
             # Without a journal, a coordinator that is restarted would have forgotten the run.
             restarts = 0 if parts.output is None else RESTARTS
-            host = await scope.create_host("rl-main", max_restarts=restarts, health=self._health())
+            host = await scope.create_host("rl-main", max_restarts=restarts, health=parts.health)
             journal = None if parts.output is None else parts.output / JOURNAL_DIRECTORY
             self._coordinator = await host.create_actor(
                 Coordinator,
@@ -172,6 +171,7 @@ class RunController:
                 nursery.start_soon(self._follow_coordinator)
                 nursery.start_soon(self._follow_failures)
                 nursery.start_soon(self._end_at_failures)
+                nursery.start_soon(self._follow_posts)
                 nursery.start_soon(self._follow_target)
                 nursery.start_soon(self._sync_weights)
                 nursery.start_soon(self._release_weights)
@@ -182,6 +182,7 @@ class RunController:
                 for _ in range(parts.processes):
                     nursery.start_soon(self._keep_rollout_process, scope)
                 await (self._collect() if parts.trainer is None else self._train_and_validate(scope, parts.trainer))
+                self._on_posts(await self._ask("fetch_posts"))
                 status = await self._ask("status")
                 recorder.write(status, self._fleet.servers.values())
                 nursery.cancel_scope.cancel()
@@ -216,6 +217,11 @@ class RunController:
             known = report
             await trio.sleep(FAILURES_PERIOD_S)
 
+    async def _follow_posts(self) -> None:
+        while True:
+            self._on_posts(await self._ask("wait_for_posts"))
+            await trio.sleep(POSTS_PERIOD_S)
+
     async def _end_at_failures(self) -> None:
         report: FailureReport = await self._ask("wait_for_stop")
         raise EpisodesFailed(f"{report.stop_reason}. The last error:\n{report.last.rstrip()}")
@@ -244,7 +250,7 @@ class RunController:
             None if parts.output is None else parts.output / "failed_batch",
             parts.own_trainer,
             resources=parts.resources.get("trainer"),
-            actor_config=self._restarted(),
+            actor_config=parts.process_settings(),
         )
         checkpoint = await self._checkpoint()
         version: VersionName = await self._ask("version")
@@ -492,7 +498,7 @@ class RunController:
                 lora=None if parts.trainer is None else parts.trainer.lora,
             ),
             resources=parts.resources.get("server"),
-            actor_config=self._restarted(SERVER_RESTARTS),
+            actor_config=parts.process_settings(SERVER_RESTARTS),
             on_failure="absorb",
         )
         self._handles[server.name] = handle
@@ -641,23 +647,6 @@ class RunController:
                     while self._missing_text():
                         await self._changed.wait()
 
-    def _health(self) -> HealthCheck:
-        # By its node: three answers are missing, and a process that says nothing at all gets one more period.
-        liveness_s = self._parts.liveness_s
-        start_s = max(START_PERIODS * liveness_s, START_LEAST_S)
-        return HealthCheck(actor="ping", period_s=liveness_s / 4, failures=3, start_s=start_s)
-
-    def _restarted(self, restarts: int = RESTARTS) -> ActorConfig:
-        # Two incarnations may live for a while: leases, names of versions and routes are of one of them, and
-        # checkpoints have directories of their own.
-        return ActorConfig(
-            max_restarts=restarts,
-            restart_period_s=RESTART_PERIOD_S,
-            must_start=True,
-            may_overlap=True,
-            health=self._health(),
-        )
-
     def _wake(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
@@ -669,7 +658,11 @@ class RunController:
         parts = self._parts
         resources = parts.resources.get("rollout")
         handle: Any = await scope.create_actor(
-            RolloutProcess, parts.episodes, self._coordinator, resources=resources, actor_config=self._restarted()
+            RolloutProcess,
+            parts.episodes,
+            self._coordinator,
+            resources=resources,
+            actor_config=parts.process_settings(),
         )
         async with monitor(handle) as events, trio.open_nursery() as nursery:
             async for event in events:

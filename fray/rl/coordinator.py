@@ -32,6 +32,7 @@ from fray.rl.messages import (
     TrainingBatch,
     ValidationResult,
 )
+from fray.rl.nexrl.experiment_posts import FetchedPosts, PostQueue
 from fray.rl.process_start import loading
 
 T = TypeVar("T")
@@ -76,6 +77,7 @@ class Coordinator:
         self._routes_number = secrets.randbits(32)
         self._last_failure = ""
         self._is_stopping = False
+        self._posts = PostQueue()
         self._slowest: dict[str, tuple[str, str]] = {}
         """Lease of the oldest episode of each worker, and what that does."""
         self._servers_missing = ""
@@ -120,6 +122,8 @@ class Coordinator:
     async def put_results(self, results: Sequence[TaskResult]) -> list[str]:
         """Accept what tasks brought; return ``success``, ``fail`` or ``re-rollout`` for each (see `PutAnswer`)."""
         answers = [self._put(result) for result in results]
+        for result in results:
+            self._posts.add(result.posts)
         self._wake()
         return answers
 
@@ -284,6 +288,15 @@ class Coordinator:
         self._wake()
 
     # What it is
+
+    async def wait_for_posts(self) -> FetchedPosts:
+        """Return what workers have posted to the trackers of the run since the last call; wait until there is any."""
+        await self._when(lambda: self._posts or None)
+        return self._posts.fetch()
+
+    async def fetch_posts(self) -> FetchedPosts:
+        """Return what there is of them now."""
+        return self._posts.fetch()
 
     async def wait_for_failures(self, known: int) -> FailureReport:
         """Return the episodes that failed, when there are others than ``known``."""

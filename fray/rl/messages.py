@@ -8,6 +8,7 @@ from attrs import frozen
 
 from fray.api.actors.handle import ActorHandle
 from fray.rl.core.versions import Segment, VersionName
+from fray.rl.nexrl.experiment_posts import NO_POSTS, FetchedPosts
 
 
 @frozen
@@ -54,6 +55,8 @@ class TaskResult:
     """False if a failure is not one of the attempts of the task."""
     is_final: bool = False
     """True if another attempt would fail, too: the task is dropped."""
+    posts: FetchedPosts = NO_POSTS
+    """Posts of its worker to the trackers of the run."""
 
 
 @frozen

@@ -36,7 +36,9 @@ from fray.rl.inference.client import sampling_of
 from fray.rl.inference.http_settings import HttpPort
 from fray.rl.messages import RunStatus, ValidationResult
 from fray.rl.model_spec import ModelSpec
+from fray.rl.nexrl.experiment_posts import ExperimentPost, FetchedPosts
 from fray.rl.nexrl_types import Trajectory
+from fray.rl.records.console_lines import is_validation, step_text, validation_text
 from fray.rl.records.run_files import METRICS_FILE, begin_output, read_rows, read_state
 from fray.rl.records.run_owner import OutputLock, add_line
 from fray.rl.records.trackers import TrackedRun, TrackerSet, check_trackers
@@ -64,7 +66,7 @@ SLOTS = 512
 STOP_S = 5.0
 """Seconds that the update under way, and its checkpoint, have after Ctrl-C; then processes have as long to end."""
 LINE_PREFIX = "fray.rl: "
-NOT_COMPARED = ("on_step", "on_validation", "progress", "env_vars", "parts")
+NOT_COMPARED = ("on_step", "on_validation", "on_post", "progress", "env_vars", "parts")
 """Arguments of `Run` that may differ when a run is started again while it lives."""
 
 
@@ -147,6 +149,8 @@ class Run:
             a run that is a job of its own. Default nothing.
         on_step: called with the metrics of each update, in this process or in that of the run's job.
         on_validation: called there with the metrics of each validation.
+        on_post: called there with each post of a worker or trainer (`ActivityTracker.experiment_logger_post`), which is
+            then not for ``trackers``.
         progress: whether a line for each update is printed to standard error. Default True.
 
     Raises:
@@ -195,6 +199,7 @@ class Run:
     resources: Mapping[str, ResourceConfig] = field(factory=dict)
     on_step: Callable[[dict[str, float]], object] | None = None
     on_validation: Callable[[dict[str, float]], object] | None = None
+    on_post: Callable[[ExperimentPost], object] | None = None
     progress: bool = True
     parts: RunParts = field(init=False)
 
@@ -257,7 +262,7 @@ class Run:
             raise FrayError(f"run {self.parts.name} failed: {status['error']}")
         result = RunResult()
         for row in read_rows(self.parts.output):
-            (result.validations if _is_validation(row) else result.steps).append(row)
+            (result.validations if is_validation(row) else result.steps).append(row)
         return result
 
     async def run_on(self, cluster: Cluster) -> RunResult:
@@ -294,7 +299,8 @@ class Run:
             continues = await trio.to_thread.run_sync(self._check_output)
             await trio.to_thread.run_sync(begin_output, parts.output, parts.url, continues)
         return RunController(
-            cluster, self.parts, log.add_step, log.add_samples, log.rewind, log.note, log.add_validation
+            *(cluster, self.parts, log.add_step, log.add_samples, log.rewind, log.note, log.add_validation),
+            log.add_posts,
         )
 
 
@@ -618,9 +624,10 @@ class _StepLog:
         self._result.steps.append(metrics)
         self._write(METRICS_FILE, [metrics])
         self._trackers.log(metrics, step.number)
-        self.note(_line(step, metrics, self._run.parts.trainer))
+        self.note(step_text(step.number, metrics, self._run.parts.trainer, step.skipped))
         if self._run.on_step is not None:
             self._run.on_step(metrics)
+        self.add_posts(step.posts)
 
     def add_validation(self, found: ValidationResult) -> None:
         number, line = found.version.number, found.version.incarnation
@@ -628,13 +635,24 @@ class _StepLog:
         metrics = {"step": float(number), "line": float(line), "elapsed_s": elapsed, **found.metrics}
         # A validation may be reported twice, or be done again by a run that continues.
         if number in (self._continued_after, *(one["step"] for one in self._result.validations)):
-            self._remove(lambda one: one["step"] == number and _is_validation(one))
+            self._remove(lambda one: one["step"] == number and is_validation(one))
         self._result.validations.append(metrics)
         self._write(METRICS_FILE, [metrics])
         self._trackers.log({name: value for name, value in metrics.items() if name.startswith(PREFIX)}, int(number))
-        self.note(_validation_text(number, metrics))
+        self.note(validation_text(number, metrics))
         if self._run.on_validation is not None:
             self._run.on_validation(metrics)
+
+    def add_posts(self, found: FetchedPosts) -> None:
+        """Give what workers and the trainer have posted to the trackers."""
+        if found.dropped:
+            self.note(f"{found.dropped} posts to trackers were dropped: they were more than can be kept")
+        step = int(self._result.steps[-1]["step"]) if self._result.steps else 0
+        for one in found.posts:
+            if self._run.on_post is not None:
+                self._run.on_post(one)
+            else:
+                self._trackers.post(one, step)
 
     def rewind(self, number: int) -> None:
         """Forget the updates after one from which a run continues."""
@@ -670,31 +688,3 @@ class _StepLog:
         if self._directory is not None:
             with (self._directory / name).open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, default=str) + "\n" for row in rows)
-
-
-def _is_validation(metrics: Mapping[str, float]) -> bool:
-    return f"{PREFIX}samples" in metrics
-
-
-def _validation_text(number: int, metrics: Mapping[str, float]) -> str:
-    counts = {f"{PREFIX}samples", f"{PREFIX}dropped"}
-    means = [
-        f"{name.removeprefix(PREFIX)} {value:.3f}"
-        for name, value in metrics.items()
-        if name.startswith(PREFIX) and name not in counts
-    ]
-    dropped = metrics[f"{PREFIX}dropped"]
-    text = f"validation after step {number}: {', '.join(means) or 'no scores'}"
-    text += f" ({metrics[f'{PREFIX}samples']:.0f} samples" + (f", {dropped:.0f} dropped" if dropped else "")
-    return f"{text}), {metrics['elapsed_s']:.1f} s"
-
-
-def _line(step: TrainedStep, metrics: Mapping[str, float], trainer: GRPO | None) -> str:
-    of = f"/{trainer.steps}" if trainer is not None and trainer.steps else ""
-    name = next((name for name in ("reward_mean", "loss") if name in metrics), None)
-    value = "" if name is None else f": {name.removesuffix('_mean')} {metrics[name]:.3f}"
-    text = f"step {step.number}{of}{value}"
-    if (busy := metrics.get("servers_busy_share")) is not None:
-        text += f", servers busy {busy:.0%}"
-    text += f", {metrics['elapsed_s']:.1f} s"
-    return f"{text}, skipped: {step.skipped}" if step.skipped else text

@@ -8,7 +8,9 @@ from typing import Any
 
 from attrs import field, frozen
 
+from fray.model.monitoring.health import HealthCheck
 from fray.model.resources import ResourceConfig
+from fray.model.specs import ActorConfig
 from fray.rl.checkpoint_store import CheckpointStore, DirectoryCheckpoints, StoredCheckpoints
 from fray.rl.core.run_record import RunPlan
 from fray.rl.inference.http_settings import HttpPort
@@ -17,6 +19,12 @@ from fray.rl.rollout.process import EpisodePlan
 from fray.rl.train.settings import GRPO
 from fray.rl.trainer.base_trainer import BaseTrainer
 from fray.rl.weights.published import WeightSync
+
+RESTARTS = 20
+"""Restarts of each rollout process and of the trainer within `RESTART_PERIOD_S`, before the run fails."""
+RESTART_PERIOD_S = 600.0
+START_PERIODS, START_LEAST_S = 10, 60.0
+"""Time until the first answer of a process, in which a model may be loaded: in ``liveness_s``, and at least."""
 
 
 @frozen
@@ -80,6 +88,25 @@ class RunParts:
     env_vars: dict[str, str] = field(factory=dict)
     own_trainer: BaseTrainer | None = None
     settings: dict[str, str] = field(factory=dict)
+
+    @property
+    def health(self) -> HealthCheck:
+        """Check by which the node of a process finds that it is frozen."""
+        # Three answers are missing, and a process that says nothing at all gets one more period.
+        start_s = max(START_PERIODS * self.liveness_s, START_LEAST_S)
+        return HealthCheck(actor="ping", period_s=self.liveness_s / 4, failures=3, start_s=start_s)
+
+    def process_settings(self, restarts: int = RESTARTS) -> ActorConfig:
+        """Return how a server, a trainer or a rollout process is started, and started again."""
+        # Two incarnations may live for a while: leases, names of versions and routes are of one of them, and
+        # checkpoints have directories of their own.
+        return ActorConfig(
+            max_restarts=restarts,
+            restart_period_s=RESTART_PERIOD_S,
+            must_start=True,
+            may_overlap=True,
+            health=self.health,
+        )
 
     @property
     def checkpoints(self) -> CheckpointStore | None:

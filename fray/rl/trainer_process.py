@@ -17,6 +17,8 @@ from fray.rl.core.versions import VersionName
 from fray.rl.inference.http_settings import WeightAddress
 from fray.rl.messages import TrainingBatch, repeatable
 from fray.rl.model_spec import ModelSpec
+from fray.rl.nexrl.activity_tracker import ActivityTracker, ActivityTrackerProxy
+from fray.rl.nexrl.experiment_posts import NO_POSTS, FetchedPosts, PostQueue
 from fray.rl.nexrl_types import Trajectory
 from fray.rl.process_start import loading
 from fray.rl.train.settings import GRPO
@@ -37,6 +39,8 @@ class TrainedStep:
     metrics: dict[str, float]
     skipped: str = ""
     """Reason why the weights are as before; empty: they are new."""
+    posts: FetchedPosts = NO_POSTS
+    """Posts of the user's trainer to the trackers of the run."""
 
 
 class TrainerProcess:
@@ -61,6 +65,7 @@ class TrainerProcess:
         own: BaseTrainer | None = None,
     ) -> None:
         self._coordinator, self._line = coordinator, 0
+        self._tracker, self._posts = ActivityTracker(), PostQueue()
         # The thresholds stay: garbage of an update may have tensors of the size of the model.
         with loading(thresholds=None):
             self._trainer = self._load(model, settings, threads, dump_directory, own)
@@ -87,6 +92,8 @@ class TrainerProcess:
         if own is None:
             return policy(settings)
         own.set_policy(policy)
+        self._tracker.experiment_logger.elsewhere = self._posts.post
+        own.set_activity_tracker(ActivityTrackerProxy(self._tracker))
         own.initialize_workers()
         return _OwnTrainer(own)
 
@@ -112,10 +119,12 @@ class TrainerProcess:
         if batch is None:
             return None
         trajectories = [one for group in batch.groups for content in group for one in loads(content)]
+        self._tracker.set_training_step(batch.number)
         metrics = await trio.to_thread.run_sync(self._trainer.update, trajectories)
         metrics |= {"wait_s": wait_s, **ages_of(trajectories, batch.number - 1)}
         # A batch without anything to learn from is an update all the same: a run that has learned all comes to its end.
-        return TrainedStep(batch.number, self._line, metrics, "not_finite" if metrics["not_finite"] else "")
+        skipped = "not_finite" if metrics["not_finite"] else ""
+        return TrainedStep(batch.number, self._line, metrics, skipped, self._posts.fetch())
 
     async def save(self, directory: Location) -> None:
         """Write the model, and what is needed to continue, into a directory."""

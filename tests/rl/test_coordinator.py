@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from attrs import evolve
 
 from fray.errors import InvalidRequest
 from fray.rl.coordinator import Coordinator
@@ -16,6 +17,7 @@ from fray.rl.core.tasks import TaskOrder
 from fray.rl.core.validation import ValidationPlan
 from fray.rl.core.versions import SyncMode, VersionName
 from fray.rl.messages import SampleResult, TaskGrant, TaskResult
+from fray.rl.nexrl.experiment_posts import POSTS_LIMIT, ExperimentPost, FetchedPosts, PostQueue
 
 ROWS = [{"number": number} for number in range(4)]
 VALIDATION_ROWS = [{"letter": letter} for letter in "ab"]
@@ -273,3 +275,27 @@ async def test_workers_stay_for_the_last_validation(autojump_clock: Any) -> None
 
 async def test_without_validation_data_there_is_none_to_wait_for(autojump_clock: Any) -> None:
     assert await coordinator().next_validation() is None
+
+
+async def test_what_workers_post_is_fetched_once_with_their_results_and_has_a_limit(autojump_clock: Any) -> None:
+    run, fetched = coordinator(), list[FetchedPosts]()
+    first, second, third = await run.take_tasks("w", 3)
+
+    async def follow() -> None:
+        fetched.append(await run.wait_for_posts())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follow)
+        await run.put_results([delivered(first)])
+        await trio.testing.wait_all_tasks_blocked()
+        assert not fetched
+        queue = PostQueue()
+        queue.post("wandb", {"step": 1})
+        # Of an attempt that failed, too.
+        await run.put_results([TaskResult(second.lease, failure="step_failed", posts=queue.fetch())])
+    assert [one.values for one in fetched[0].posts] == [{"step": 1}]
+    assert await run.fetch_posts() == FetchedPosts()
+    many = FetchedPosts((ExperimentPost("wandb", {}),) * (2 * POSTS_LIMIT), dropped=5)
+    await run.put_results([evolve(delivered(third), posts=many)])
+    found = await run.fetch_posts()
+    assert (len(found.posts), found.dropped) == (POSTS_LIMIT, POSTS_LIMIT + 5)

@@ -33,15 +33,23 @@ class ExperimentLogger:
 
     Args:
         sinks: by the names that callers give as ``backend``.
+        elsewhere: gets what is for any other name, instead of the log.
     """
 
-    def __init__(self, sinks: Mapping[str, Sink] | None = None) -> None:
+    def __init__(
+        self,
+        sinks: Mapping[str, Sink] | None = None,
+        elsewhere: Callable[[str, Mapping[str, Any]], None] | None = None,
+    ) -> None:
         self.sinks: dict[str, Sink] = dict(sinks or {})
+        self.elsewhere = elsewhere
 
     def post(self, backend: str, **kwargs: Any) -> None:
         """Send to one destination."""
         if (sink := self.sinks.get(backend)) is not None:
             sink(**kwargs)
+        elif self.elsewhere is not None:
+            self.elsewhere(backend, kwargs)
         else:
             logger.info("%s (not configured): %s", backend, kwargs)
 

@@ -18,6 +18,7 @@ from fray.errors import InvalidRequest
 from fray.rl.core.run_record import EQUAL_REWARDS
 from fray.rl.nexrl.activity_tracker import ActivityTracker, ActivityTrackerProxy, ExperimentLogger
 from fray.rl.nexrl.data_loader import BaseDataLoader, MockDataLoader, TorchDataLoader
+from fray.rl.nexrl.experiment_posts import ExperimentPost
 from fray.rl.nexrl.guide_run import CHECKPOINTS, copy_checkpoint, run_of_guide
 from fray.rl.nexrl.nexrl_module import NexRLModule
 from fray.rl.nexrl.trajectory_pool import TrajectoryPool
@@ -274,6 +275,7 @@ class NexRLController(NexRLModule):
             self._get_module_class_for_role(NexRLRole.TRAINER, config),
             on_step=self._on_step,
             on_validation=self._on_validation,
+            on_post=self._on_post,
             env_vars=self._env_vars,
         )
 
@@ -292,6 +294,13 @@ class NexRLController(NexRLModule):
         self._validations.append(metrics)
         self._end_validate(self._config.service.inference_service.model_tag)
 
+    def _on_post(self, post: ExperimentPost) -> None:
+        """Give a post of a worker or a trainer to its destination, whose error does not end the run."""
+        try:
+            self.activity_tracker.experiment_logger_post(post.backend, **post.values)
+        except Exception as error:  # noqa: BLE001 (the program's own destinations may raise anything)
+            logger.warning("a post to %s failed: %s: %s", post.backend, type(error).__name__, error)
+
     def _open_loggers(self) -> list[TrackerSet]:
         """Make the backends of ``logger`` destinations of metrics; each is opened with the first of them.
 
@@ -307,7 +316,7 @@ class NexRLController(NexRLModule):
                 run = evolve(tracked_run_of(self.parts), project=self._config.project_name)
                 tracker = TrackerSet([name], evolve(run, name=self._config.experiment_name), logger.warning)
                 made.append(tracker)
-                sinks[name] = partial(self._track, tracker)
+                sinks[name] = partial(self._track, name, tracker)
         return made
 
     def _check_loggers(self) -> None:
@@ -316,14 +325,9 @@ class NexRLController(NexRLModule):
             if name not in known:
                 raise invalid("config", [("logger.backend", expected_one_of(name, dict.fromkeys(known)))])
 
-    def _track(
-        self, tracker: TrackerSet, data: Mapping[str, Any] | None = None, step: int | None = None, **others: Any
-    ) -> None:
-        """Give metrics to a tracker; anything else is a log line."""
-        if data:
-            tracker.log(data, self.activity_tracker.get_training_step() if step is None else int(step))
-        if others:
-            logger.info("%s", others)
+    def _track(self, name: str, tracker: TrackerSet, **values: Any) -> None:
+        """Give numbers to a tracker; anything else is a log line."""
+        tracker.post(ExperimentPost(name, values), self.activity_tracker.get_training_step())
 
     def _post(self, metrics: Mapping[str, float]) -> None:
         for backend in self._config.logger.backend:

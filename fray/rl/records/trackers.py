@@ -6,6 +6,7 @@ any more, and the run continues: its metrics are in ``metrics.jsonl``, too.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -17,7 +18,9 @@ from attrs import frozen
 
 from fray.errors import InvalidRequest
 from fray.model.text import near_text
+from fray.rl.nexrl.experiment_posts import ExperimentPost
 
+logger = logging.getLogger("fray.rl")
 PROJECT = "fray"
 STEP = "step"
 """Name of the number of an update among its metrics; trackers have it as the step."""
@@ -156,6 +159,23 @@ class TrackerSet:
         metrics = {name: value for name, value in metrics.items() if name != STEP}
         for name in list(self._names):
             self._attempt(name, lambda tracker: tracker.log(metrics, step))
+
+    def post(self, post: ExperimentPost, step: int) -> None:
+        """Give the numbers of a post to the tracker that is its backend; the rest of it is a log line.
+
+        Args:
+            step: of a post that names none.
+        """
+        values = dict(post.values)
+        data, named = values.pop("data", None), values.pop("step", None)
+        if post.backend in self._names and isinstance(data, Mapping):
+            numbers = {name: value for name, value in data.items() if isinstance(value, int | float) and name != STEP}
+            at = int(named) if isinstance(named, int | float) else step
+            self._attempt(post.backend, lambda tracker: tracker.log(numbers, at))
+        elif data is not None:
+            values["data"] = data
+        if values:
+            logger.info("%s: %s", post.backend, values)
 
     def finish(self) -> None:
         """Close all."""

@@ -18,6 +18,7 @@ from fray.rl.inference.client import LLM, ModelReply
 from fray.rl.inference.requests import Completion, GenerateRequest, PromptTooLong
 from fray.rl.messages import SampleResult, ServerRoute, TaskGrant, TaskResult, repeatable
 from fray.rl.model_spec import ModelSpec, model_name
+from fray.rl.nexrl.experiment_posts import EpisodePosts, PostQueue, episode_posts
 from fray.rl.nexrl_types import Trajectory
 from fray.rl.process_start import loading
 from fray.rl.rollout.request_batches import RequestBatches
@@ -31,6 +32,8 @@ Episode: TypeAlias = Callable[[dict[str, Any], LLM], Awaitable[Any]]
 """``async def solve(task, llm)``: rolls out one episode of a row, and returns what `fray.rl.score` makes."""
 UNLIMITED = 2**31
 """Vocabulary of a model that is not known here."""
+EPISODE_POSTS = 100
+"""Posts to the trackers of the run that are kept of one episode; the oldest are dropped."""
 SLOWEST_PERIOD_S = 1.0
 """Seconds between two reports of what the oldest episode does."""
 GENERATING, OWN_CODE = "generating", "in a tool call or its own code"
@@ -125,7 +128,10 @@ class RolloutProcess:
                 await repeatable(self._coordinator, "note_slowest")(worker, lease, requests.does)
 
     async def _roll_out(self, grant: TaskGrant) -> None:
-        result = await self._result_of(grant)
+        posts = PostQueue(EPISODE_POSTS)
+        # Of this task alone, which ends with the episode.
+        episode_posts.set(EpisodePosts(posts, self._servers.newest_version))
+        result = evolve(await self._result_of(grant), posts=posts.fetch())
         del self._running[grant.lease]
         self._results.append(result)
         self._has_results.set()

@@ -38,6 +38,11 @@ class ServerChoice:
         """Requests of each server."""
         self._changed = trio.Event()
 
+    @property
+    def newest_version(self) -> int:
+        """Number of updates of the newest weights that a server has; 0 while there is none."""
+        return max((route.version.number for route in self._routes), default=0)
+
     def set_routes(self, routes: list[ServerRoute]) -> None:
         """Replace the servers to choose from; requests of a server that accepts none any more are sent to another."""
         self._routes = routes

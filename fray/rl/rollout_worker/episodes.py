@@ -13,6 +13,7 @@ import trio
 from fray.rl.inference.client import LLM
 from fray.rl.inference.service_client import EpisodeBackend
 from fray.rl.nexrl.activity_tracker import ActivityTracker, ActivityTrackerProxy
+from fray.rl.nexrl.experiment_posts import episode_posts
 from fray.rl.nexrl_types import Trajectory
 from fray.rl.rollout.scores import AttemptEnded, MadeTrajectories
 from fray.rl.rollout_worker.base_rollout_worker import RE_ROLLOUT, SUCCESS, BaseRolloutWorker
@@ -65,6 +66,9 @@ class WorkerEpisode:
         sink = _EpisodeSink(self._needs)
         worker.set_module_references(sink, sink, None, sink, sink)
         tracker = ActivityTracker(self._config)
+        if (posts := episode_posts.get()) is not None:
+            tracker.experiment_logger.elsewhere = posts.queue.post
+            tracker.set_training_step(posts.step)
         worker.set_activity_tracker(ActivityTrackerProxy(tracker))
         worker._llm_client.set_backend(EpisodeBackend(llm, trio.lowlevel.current_trio_token()))
         worker._llm, worker._replies = llm, llm.replies

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,6 +44,25 @@ class FailsOnce(FirstIs1):
         return self._put_trajectory({"response": reply.text, "reward": 1.0})
 
 
+class Posting(FirstIs1):
+    """Worker that posts the first digit of its prompt to a tracker, and a message elsewhere."""
+
+    def step(self, task: dict[str, Any]) -> Any:
+        post = self._activity_tracker.experiment_logger_post
+        step = self._activity_tracker.get_training_step()
+        post("tensorboard", data={"worker/digit": float(task["prompt"][0]), "text": "x"}, step=step + 1)
+        post("feishu", title="a task", content=task["prompt"])
+        return super().step(task)
+
+
+class PostingTrainer(rl.BaseTrainer):
+    """Trainer without weights that posts the number of its samples, without a step."""
+
+    def train(self, trajectories: list[rl.Trajectory]) -> dict[str, Any]:
+        self._activity_tracker.experiment_logger_post("tensorboard", data={"trainer/samples": len(trajectories)})
+        return {"loss": 1.0}
+
+
 def run(rollout: Any, **options: Any) -> rl.RunResult:
     settings: dict[str, Any] = {
         "model": MODEL,
@@ -68,3 +89,26 @@ def test_answers_of_a_step_decide_about_the_lease() -> None:
     assert result.status.repeated == {"re-rollout": 1, "step_failed": 1}
     assert len(result.trajectories) == len(ROWS)
     assert all(one["versions"] and one["reward"] == 1.0 for one in result.trajectories)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="needs tensorboard: pip install")
+def test_what_workers_and_trainers_post_is_in_the_trackers_of_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trainer = PostingTrainer({"groups": 2, "group_size": 4, "steps": 3})
+    with caplog.at_level(logging.INFO, "fray.rl"):
+        run(Posting, trainer=trainer, output=tmp_path, trackers=["tensorboard"], shuffle=False)
+    events = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"tensors": 0})
+    events.Reload()
+    found = {
+        name: [(one.step, float(one.tensor_proto.float_val[0])) for one in events.Tensors(name)]
+        for name in ("worker/digit", "trainer/samples")
+    }
+    assert found["trainer/samples"] == [(1, 8), (2, 8), (3, 8)]
+    # Rows 0 to 5, four samples of each, and of no update but theirs.
+    assert sorted(found["worker/digit"])[:24] == sorted(
+        (row // 2 + 1, float(row)) for row in range(6) for _ in range(4)
+    )
+    assert "feishu: {'title': 'a task', 'content': '0>'}" in caplog.messages
