@@ -15,25 +15,24 @@ from fray.testing.seed import Seed
 from tests.simulation.run import run_seed, summary
 from tests.simulation.scenario_plans import ACTS, FAULTS, draw_plan
 
-SEEDS = 64
+BY_DEFAULT = 6
+SEEDS = 66
 CAMPAIGN = 300
-CHUNK = 6
+KINDS_OF_FAULTS = 6
+"""Least number of kinds that happen in a scenario; 15 are drawn, and some find nothing to break."""
 CALM_WITHIN_S = 12.0
 """P1 without faults: termination steps of five seconds, a cleanup that outlasts them, and the latency."""
 
 
 @pytest.mark.parametrize(
-    "first", [0, *(pytest.param(first, marks=pytest.mark.full) for first in range(CHUNK, SEEDS, CHUNK))]
+    "seed", [*range(BY_DEFAULT), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(BY_DEFAULT, SEEDS))]
 )
-def test_every_promise_holds_in_random_scenarios(first: int) -> None:
-    happened: Counter[str] = Counter()
-    for seed in range(first, first + CHUNK):
-        result = run_seed(seed)
-        assert not result.breaches, summary(result)
-        assert result.operations.total() >= 200, summary(result)
-        assert result.faults.total() >= 10, summary(result)
-        happened += result.faults
-    assert len(happened) >= len(FAULTS) - 3
+def test_every_promise_holds_in_a_random_scenario(seed: int) -> None:
+    result = run_seed(seed)
+    assert not result.breaches, summary(result)
+    assert result.operations.total() >= 200, summary(result)
+    assert result.faults.total() >= 10, summary(result)
+    assert len(result.faults) >= KINDS_OF_FAULTS, summary(result)
 
 
 @pytest.mark.parametrize("seed", [1000, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1001, 1005))])

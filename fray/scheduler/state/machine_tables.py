@@ -150,6 +150,10 @@ class MachineTables:
         """Mark a row as changed or removed."""
         self._dirty[(table, key)] = None
 
+    def touched(self) -> Iterator[tuple[str, str]]:
+        """Yield table and key of each row that was changed or removed since the last `take_dirty`."""
+        yield from self._dirty
+
     def rows(self, table: str) -> dict[str, Any]:
         return self.tables()[table]
 

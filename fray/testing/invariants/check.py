@@ -11,7 +11,7 @@ from fray.scheduler.lifecycle import SessionPhase
 from fray.scheduler.state.state import State
 from fray.testing.invariants.groups import job_groups_are_sound
 from fray.testing.invariants.indexes import indexes, quotas
-from fray.testing.invariants.jobs import JOB_RULES, jobs, living_jobs
+from fray.testing.invariants.jobs import JOB_RULES, concerned_jobs, jobs, jobs_of, living_jobs
 from fray.testing.invariants.machines import (
     MACHINE_RULES,
     Rule,
@@ -34,6 +34,19 @@ def check(state: State, *, thorough: bool = True) -> list[str]:
     rules = RULES if thorough else RULES_OF_THE_LIVING
     with looked_at(state):
         return [sentence for rule in rules for sentence in rule(state)]
+
+
+def check_changed(state: State) -> list[str]:
+    """Return the violations that the changes since the last save can have made, as far as rows show them.
+
+    Nothing is checked if no row was changed, and of jobs only those that were changed, or whose attempts or owners
+    were. For scenarios that call `check` now and then, too.
+    """
+    concerned = concerned_jobs(state)
+    if concerned is None:
+        return []
+    with looked_at(state):
+        return [*jobs_of(state, concerned), *(sentence for rule in _RULES_OF_CHANGES for sentence in rule(state))]
 
 
 @define
@@ -123,3 +136,4 @@ RULES: tuple[Rule, ...] = (
 
 _SHORTER: dict[Rule, Rule] = {jobs: living_jobs, attempts: living_attempts}
 RULES_OF_THE_LIVING = tuple(_SHORTER.get(rule, rule) for rule in RULES if rule not in (indexes, desired_attempts))
+_RULES_OF_CHANGES = tuple(rule for rule in RULES_OF_THE_LIVING if rule is not living_jobs)

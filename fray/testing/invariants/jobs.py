@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from fray.model.ids import attempt_id, split_attempt
+from fray.model.ids import JobId, attempt_id, split_attempt
 from fray.model.specs import EndReason, JobState
 from fray.scheduler.backfill.backfill import capacity_after_pending
 from fray.scheduler.jobs.holds import blocking_jobs
@@ -32,6 +32,24 @@ def living_jobs(state: State) -> Iterator[str]:
     for job in state.jobs.values():
         if not job.ended:
             yield from (f"{job.job_id}: {sentence}" for sentence in _job(state, job))
+
+
+def jobs_of(state: State, job_ids: Iterable[JobId]) -> Iterator[str]:
+    for job_id in job_ids:
+        if (job := state.jobs.get(job_id)) is not None:
+            yield from (f"{job_id}: {sentence}" for sentence in _job(state, job))
+
+
+def concerned_jobs(state: State) -> set[JobId] | None:
+    """Return the jobs that changes since the last save concern: changed ones, those of changed attempts, and those
+    owned by either, or by changed sessions. None: nothing was changed."""
+    touched, found = list(state.touched()), set[JobId]()
+    for table, key in touched:
+        if table in ("job", "attempt"):
+            found.add(key if table == "job" else split_attempt(key)[0])
+        if table in ("attempt", "session"):
+            found.update(state.children.get(key, ()))
+    return found if touched else None
 
 
 def _job(state: State, job: JobRow) -> Iterator[str]:
