@@ -402,6 +402,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("adapter_runner", "training_runner"),
         ("adapter_engine", "engine"),
         ("api_store", "job_runner"),
+        ("inference_runner",),
         ("service_jobs",),
         ("opentinker.callers",),
         ("opentinker", "tinker_api"),

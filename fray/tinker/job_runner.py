@@ -134,6 +134,16 @@ class JobRunner:
         """Requests that are not executed yet."""
         return self.ledger.last - self.ledger.applied
 
+    @property
+    def requests(self) -> int:
+        """Requests that were received."""
+        return self.ledger.last
+
+    @property
+    def executed(self) -> int:
+        """Requests that were executed."""
+        return self.ledger.applied
+
     def see_client(self) -> None:
         """Note that its client exists."""
         self.seen_at = trio.current_time()

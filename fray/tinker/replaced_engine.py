@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any
 
 import trio
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from fray.errors import ActorDied
 from fray.rl.inference.requests import Completion, GenerateRequest, TokenEvent
@@ -25,6 +25,7 @@ class ReplacedEngine:
         generate_tokens: the same, token by token.
         max_length: returns the tokens of a prompt and a completion together.
         counted: counts so many requests as waiting; raises if the user has too many.
+        on_tokens: called with the number of tokens of each completion.
     """
 
     up: Callable[[int], Awaitable[tuple[int, Any]]]
@@ -32,6 +33,7 @@ class ReplacedEngine:
     generate_tokens: Callable[[Any, GenerateRequest], AbstractAsyncContextManager[AsyncIterator[Any]]]
     max_length: Callable[[], Awaitable[int]]
     counted: Callable[[int], AbstractContextManager[object]]
+    on_tokens: Callable[[int], object] = field(default=lambda tokens: None)
 
     async def generate_many(self, requests: Sequence[GenerateRequest]) -> list[list[Completion]]:
         """Return the completions of each request. Raises what `generate` raises, of the first request that fails."""
@@ -58,9 +60,11 @@ class ReplacedEngine:
         while True:
             incarnation, engine = await self.up(incarnation)
             try:
-                return await self.generate(engine, request)
+                completions = await self.generate(engine, request)
             except ActorDied:
                 continue
+            self.on_tokens(sum(len(each.token_ids) for each in completions))
+            return completions
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[TokenEvent | Completion]:
         """Return tokens and completions as they are made, each once. Raises what `generate_tokens` raises."""
@@ -82,6 +86,7 @@ class ReplacedEngine:
                                 continue
                             else:
                                 ended.add(event.index)
+                                self.on_tokens(len(event.token_ids))
                             yield event
                     return
                 except ActorDied:

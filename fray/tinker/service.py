@@ -29,6 +29,7 @@ from fray.tinker.api_store import TinkerStore
 from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits
 from fray.tinker.job_runner import EnginePlan
 from fray.tinker.opentinker.answers import Unprocessable, refuse, refuse_body
+from fray.tinker.opentinker.inference_routes import inference_routes
 from fray.tinker.opentinker.scheduler_routes import scheduler_routes
 from fray.tinker.opentinker.training_routes import training_routes
 from fray.tinker.operations.operator_file import OperatorAccess, write_operator_file
@@ -103,6 +104,7 @@ class TrainingService:
             routes=[
                 *scheduler_routes(self._jobs),
                 *training_routes(self._jobs),
+                *inference_routes(self._jobs),
                 *operator_routes(self._jobs),
                 *tinker_routes(self._jobs, self._runs),
                 *openai_routes(self._jobs, self._runs),
@@ -140,8 +142,8 @@ class TrainingService:
                 "status": job.state.value,
                 "user_id": job.user_id,
                 "message": self._jobs.message_of(job),
-                "requests": runner.ledger.last if (runner := self._jobs.runners.get(job.job_id)) else None,
-                "executed": runner.ledger.applied if runner else None,
+                "requests": runner.requests if (runner := self._jobs.runners.get(job.job_id)) else None,
+                "executed": runner.executed if runner else None,
                 "global_steps": runner.global_steps if runner else None,
             }
             for job in self._jobs.jobs.values()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
 import secrets
 import time
@@ -14,12 +15,14 @@ from attrs import evolve, frozen
 from fray.api.cluster import Cluster
 from fray.errors import FrayError
 from fray.model.messages.session import VERSION
+from fray.tinker.core.inference_config import inference_settings_of
 from fray.tinker.core.job_queue import QueuedJob, decide_starts
 from fray.tinker.core.job_states import ServiceJobState, may_become
 from fray.tinker.core.keys import USER_NAME_LIMIT, ServiceUser, hash_of, new_key, new_user_id, user_of_key
 from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits, is_abandoned, limit_text
 from fray.tinker.core.training_config import ConfigError, settings_of
 from fray.tinker.core.usage import UsageWindow
+from fray.tinker.inference_runner import InferenceRunner
 from fray.tinker.job_runner import EnginePlan, JobRunner
 from fray.tinker.store import ServiceJob, ServiceStore, with_state
 
@@ -27,6 +30,8 @@ CLIENT_GRACE_S = 3_600.0
 """Seconds without a request after which a job whose client is gone ends."""
 GRACE_CHECK_S = 30.0
 """Longest pause between two looks for such jobs."""
+ACTOR_FOLDER = "actor"
+"""Folder of a checkpoint with model and tokenizer: the ``actor_path`` of `save_checkpoint`."""
 
 log = logging.getLogger("fray.tinker")
 
@@ -72,7 +77,7 @@ class ServiceJobs:
         self._store, self._plan, self.limits = store, plan, limits
         self.users: dict[str, ServiceUser] = {}
         self.jobs: dict[str, ServiceJob] = {}
-        self.runners: dict[str, JobRunner] = {}
+        self.runners: dict[str, JobRunner | InferenceRunner] = {}
         self._reasons: dict[str, str] = {}
         self._nursery: trio.Nursery | None = None
         self._cluster: Cluster | None = None
@@ -168,7 +173,36 @@ class ServiceJobs:
     # Jobs
 
     async def submit(self, user: ServiceUser, config: dict[str, Any], gpus: int | None) -> ServiceJob:
-        """Accept a job and return it as it is then. Raises JobRefused."""
+        """Accept a training job and return it as it is then. Raises JobRefused."""
+        try:
+            settings_of(config)
+        except ConfigError as error:
+            raise JobRefused(f"config: {error}") from None
+        return await self._accept(user, config, gpus, is_inference=False)
+
+    async def submit_inference(self, user: ServiceUser, config: dict[str, Any], gpus: int | None) -> ServiceJob:
+        """Accept an inference job and return it as it is then. Raises JobRefused."""
+        try:
+            settings = inference_settings_of(config)
+        except ConfigError as error:
+            raise JobRefused(str(error)) from None
+        if settings.model_path not in self._plan.models:
+            await self._check_own_checkpoint(user, settings.model_path)
+        return await self._accept(user, config, gpus, is_inference=True)
+
+    async def _check_own_checkpoint(self, user: ServiceUser, path: str) -> None:
+        for job in [each for each in self.jobs.values() if each.user_id == user.user_id]:
+            saved = await self._store.call(self._store.checkpoints, job.job_id)
+            if any(Path(path) == Path(directory, ACTOR_FOLDER) for directory, _ in saved):
+                return
+        raise JobRefused(
+            f"model_path: {path!r:.500} is neither served here ({', '.join(self._plan.models)}) nor the actor_path of "
+            "a checkpoint that a job of yours has saved"
+        )
+
+    async def _accept(
+        self, user: ServiceUser, config: dict[str, Any], gpus: int | None, *, is_inference: bool
+    ) -> ServiceJob:
         wanted = self.limits.default_gpus if gpus is None else gpus
         if wanted < 0 or wanted > self.limits.gpus:
             raise JobRefused(
@@ -178,11 +212,10 @@ class ServiceJobs:
         if len(open_jobs) >= self.limits.user.jobs:
             what = f"{len(open_jobs)} of your jobs have not ended"
             raise JobRefused(limit_text(what, "jobs", self.limits.user.jobs))
-        try:
-            settings_of(config)
-        except ConfigError as error:
-            raise JobRefused(f"config: {error}") from None
-        job = ServiceJob(secrets.token_hex(6), secrets.token_hex(16), user.user_id, config, wanted, time.time())
+        job = ServiceJob(
+            *(secrets.token_hex(6), secrets.token_hex(16), user.user_id, config, wanted, time.time()),
+            is_inference=is_inference,
+        )
         await self._write(job)
         await self._add_runner(job)
         await self._schedule()
@@ -190,7 +223,19 @@ class ServiceJobs:
 
     def message_of(self, job: ServiceJob) -> str:
         """Return what a client is shown about a job."""
-        return self._reasons.get(job.job_id) or job.error or f"job {job.job_id} is {job.state.value.lower()}"
+        text = self._reasons.get(job.job_id) or job.error or f"job {job.job_id} is {job.state.value.lower()}"
+        not_used = inference_settings_of(job.config).not_used if job.is_inference and not job.state.is_final else ()
+        return f"{text}; not used: {', '.join(not_used)}" if not_used else text
+
+    def ended_text(self, job: ServiceJob) -> str:
+        """Return that a job has ended, and why."""
+        return f"job {job.job_id} has ended: {job.state.value}{job.error and ': '}{job.error}"
+
+    def job_at(self, address: str) -> ServiceJob | None:
+        """Return the job of an address, ``ID-SECRET``; None if there is none."""
+        job_id, _, secret = address.rpartition("-")
+        job = self.jobs.get(job_id)
+        return job if job is not None and hmac.compare_digest(job.secret.encode(), secret.encode()) else None
 
     def name_of(self, user_id: str) -> str:
         """Return the name of a user."""
@@ -230,7 +275,7 @@ class ServiceJobs:
             await self._write(job)
             runner = self.runners.pop(job.job_id, None)
             if runner is not None:
-                runner.end(f"job {job.job_id} has ended: {job.state.value}{error and ': '}{error}")
+                runner.end(self.ended_text(job))
             self._reasons.pop(job.job_id, None)
             await self._schedule()
         return job
@@ -259,6 +304,15 @@ class ServiceJobs:
             unfinished = sum(each.unfinished for each in runners if self.jobs[each.job_id].user_id == job.user_id)
             return self.limits.user.queued_requests - unfinished
 
+        if job.is_inference:
+            settings = inference_settings_of(job.config)
+            path = settings.model_path
+            # A name that is not served any more is not looked for elsewhere.
+            model = self._plan.models.get(path) or (path if Path(path).is_absolute() else None)
+            self.runners[job.job_id] = InferenceRunner(
+                job, settings, model, self._plan, on_start, on_failure, on_use, room
+            )
+            return
         entries = await self._store.call(self._store.entries, job.job_id)
         self.runners[job.job_id] = JobRunner(job, self._plan, self._store, entries, on_start, on_failure, on_use, room)
 

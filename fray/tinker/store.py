@@ -22,14 +22,14 @@ from fray.tinker.core.ledger import LedgerEntry
 
 StoreError = sqlite3.Error
 """Failure of the database, such as a full disk."""
-SCHEMA = 1
+SCHEMA = 2
 """Version of the tables."""
 _TABLES = """
     CREATE TABLE users (user_id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, key_hash TEXT NOT NULL,
         created_at REAL NOT NULL, is_admin INTEGER NOT NULL);
     CREATE TABLE jobs (job_id TEXT PRIMARY KEY, secret TEXT NOT NULL, user_id TEXT NOT NULL, config TEXT NOT NULL,
         gpus INTEGER NOT NULL, gpu_ids TEXT NOT NULL, state TEXT NOT NULL, error TEXT NOT NULL,
-        created_at REAL NOT NULL, started_at REAL, completed_at REAL);
+        created_at REAL NOT NULL, started_at REAL, completed_at REAL, is_inference INTEGER NOT NULL DEFAULT 0);
     CREATE TABLE requests (job_id TEXT NOT NULL, seq INTEGER NOT NULL, kind TEXT NOT NULL, digest TEXT NOT NULL,
         request_id TEXT NOT NULL, has_effect INTEGER NOT NULL, body BLOB, answer TEXT, scores TEXT,
         was_sent INTEGER NOT NULL, PRIMARY KEY (job_id, seq)) WITHOUT ROWID;
@@ -54,6 +54,7 @@ class ServiceJob:
         created_at: Unix time.
         started_at: Unix time of its first engine.
         completed_at: Unix time of its end.
+        is_inference: it answers OpenAI's requests, and trains nothing.
     """
 
     job_id: str
@@ -67,6 +68,7 @@ class ServiceJob:
     error: str = ""
     started_at: float | None = None
     completed_at: float | None = None
+    is_inference: bool = False
 
 
 @frozen
@@ -121,7 +123,12 @@ class ServiceStore(SqliteStore):
             raise InvalidRequest(f"another service uses {directory}: choose another directory") from None
         super().__init__(directory / "service.sqlite")
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, SCHEMA):
+        if version == 1:
+            self._db.executescript(
+                "BEGIN; ALTER TABLE jobs ADD COLUMN is_inference INTEGER NOT NULL DEFAULT 0;"
+                f" PRAGMA user_version = {SCHEMA}; COMMIT;"
+            )
+        elif version not in (0, SCHEMA):
             raise InvalidRequest(f"{directory} is of version {version} of the service's store; this one reads {SCHEMA}")
         if version == 0:
             self._db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
@@ -152,24 +159,25 @@ class ServiceStore(SqliteStore):
     def jobs(self) -> list[ServiceJob]:
         """Return all jobs, oldest first."""
         rows = self._db.execute(
-            "SELECT job_id, secret, user_id, config, gpus, created_at, gpu_ids, state, error, started_at, completed_at"
-            " FROM jobs ORDER BY created_at, job_id"
+            "SELECT job_id, secret, user_id, config, gpus, created_at, gpu_ids, state, error, started_at, completed_at,"
+            " is_inference FROM jobs ORDER BY created_at, job_id"
         )
         return [
             ServiceJob(
                 *(job_id, secret, user_id, json.loads(config), gpus, at, tuple(json.loads(gpu_ids))),
-                *(ServiceJobState(state), error, started, completed),
+                *(ServiceJobState(state), error, started, completed, bool(inference)),
             )
-            for job_id, secret, user_id, config, gpus, at, gpu_ids, state, error, started, completed in rows
+            for job_id, secret, user_id, config, gpus, at, gpu_ids, state, error, started, completed, inference in rows
         ]
 
     def put_job(self, job: ServiceJob) -> None:
         """Write a job, new or changed."""
         self._db.execute(
-            "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 *(job.job_id, job.secret, job.user_id, json.dumps(job.config), job.gpus, json.dumps(job.gpu_ids)),
                 *(job.state.value, job.error, job.created_at, job.started_at, job.completed_at),
+                int(job.is_inference),
             ),
         )
 

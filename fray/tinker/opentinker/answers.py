@@ -54,10 +54,11 @@ def _problem(kind: str, place: list[str], text: str, value: Any) -> dict[str, An
     return {"type": kind, "loc": ["body", *place], "msg": text, "input": value}
 
 
-_KINDS = {
+_KINDS: dict[str, tuple[type | tuple[type, ...], str, str]] = {
     "dict": (dict, "dict_type", "Input should be a valid dictionary"),
     "str": (str, "string_type", "Input should be a valid string"),
     "int": (int, "int_type", "Input should be a valid integer"),
+    "float": ((int, float), "float_type", "Input should be a valid number"),
     "bool": (bool, "bool_type", "Input should be a valid boolean"),
 }
 
@@ -77,7 +78,7 @@ def fields_of(body: Mapping[str, Any], **fields: str) -> dict[str, Any]:
             found[name] = None
         elif name not in body:
             problems.append(_problem("missing", [name], "Field required", dict(body)))
-        elif not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        elif not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
             problems.append(_problem(code, [name], text, value))
         else:
             found[name] = value

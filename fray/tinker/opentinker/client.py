@@ -257,23 +257,53 @@ class SchedulerClient:
 
     def _with_local_url(self, job: dict[str, Any]) -> dict[str, Any]:
         """Replace the host of an address when the scheduler is reached through a tunnel of this machine."""
-        url = job.get("server_url")
-        if url and urlsplit(self.scheduler_url).hostname == "localhost":
-            parts, ours = urlsplit(url), urlsplit(self.scheduler_url)
-            port = ours.port if parts.port is None else parts.port
-            return {
-                **job,
-                "server_url": urlunsplit(parts._replace(netloc=f"localhost:{port}" if port else "localhost")),
-            }
+        ours = urlsplit(self.scheduler_url)
+        for name in ("server_url", "vllm_server_url"):
+            if (url := job.get(name)) and ours.hostname == "localhost":
+                parts = urlsplit(url)
+                port = ours.port if parts.port is None else parts.port
+                local = parts._replace(netloc=f"localhost:{port}" if port else "localhost")
+                job = {**job, name: urlunsplit(local)}
         return job
 
 
 class InferenceSchedulerClient(SchedulerClient):
     """Client of a scheduler, for inference jobs."""
 
-    def submit_inference_job(self, model_path: str, **options: Any) -> dict[str, Any]:
-        """Submit an inference job; return its id, status, message and ``vllm_server_url``."""
-        return self._once("POST", "/submit_inference_job", {"model_path": model_path, **options})
+    def submit_inference_job(
+        self,
+        model_path: str,
+        *,
+        tokenizer_path: str | None = None,
+        tensor_parallel_size: int = 1,
+        num_gpus: int | None = None,
+        gpu_memory_utilization: float = 0.9,
+        max_model_len: int | None = None,
+        trust_remote_code: bool = False,
+    ) -> dict[str, Any]:
+        """Submit an inference job; return its id, status, message and ``vllm_server_url``, null while it waits.
+
+        The message lists what is not used. It is sent once, as `submit_job`.
+
+        Args:
+            model_path: a served model, or the ``actor_path`` of a checkpoint that a job of the user has saved.
+            tokenizer_path: not used: that of the model.
+            tensor_parallel_size: not used.
+            num_gpus: None: the default of the service.
+            gpu_memory_utilization: not used.
+            max_model_len: tokens of a prompt and a completion together; None: those of the model.
+            trust_remote_code: not used.
+        """
+        body = {
+            "model_path": model_path,
+            "tokenizer_path": tokenizer_path,
+            "tensor_parallel_size": tensor_parallel_size,
+            "num_gpus": num_gpus,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "max_model_len": max_model_len,
+            "trust_remote_code": trust_remote_code,
+        }
+        return self._with_local_url(self._once("POST", "/submit_inference_job", body))
 
 
 class ServiceClient:

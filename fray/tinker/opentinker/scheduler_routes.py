@@ -73,8 +73,27 @@ def scheduler_routes(jobs: ServiceJobs) -> list[Route]:
         )
 
     async def submit_inference(request: Request, user: ServiceUser) -> Response:
-        fields_of(await json_of(request), model_path="str")
-        raise HTTPException(400, "inference jobs are not there yet; `fray.rl` serves models")
+        body = await json_of(request)
+        fields = fields_of(
+            body,
+            model_path="str",
+            tokenizer_path="str?",
+            tensor_parallel_size="int?",
+            num_gpus="int?",
+            gpu_memory_utilization="float?",
+            max_model_len="int?",
+            trust_remote_code="bool?",
+        )
+        config = {name: value for name, value in (body | fields).items() if value is not None}
+        try:
+            job = await jobs.submit_inference(user, config, fields["num_gpus"])
+        except JobRefused as error:
+            raise HTTPException(400, str(error)) from None
+        url = _url_of(request, job)
+        message = jobs.message_of(job)
+        return JSONResponse(
+            {"job_id": job.job_id, "status": job.state.value, "message": message, "vllm_server_url": url}
+        )
 
     async def status(request: Request, user: ServiceUser) -> Response:
         job = jobs.jobs.get(request.path_params["job_id"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -59,13 +58,13 @@ def training_routes(jobs: ServiceJobs) -> list[Route]:
     """Return the routes of all training jobs."""
 
     def runner_of(request: Request) -> JobRunner:
-        job_id, _, secret = request.path_params["address"].rpartition("-")
-        job = jobs.jobs.get(job_id)
-        if job is None or not hmac.compare_digest(job.secret.encode(), secret.encode()):
-            raise HTTPException(404, "no job has this address")
-        runner = jobs.runners.get(job_id)
+        job = jobs.job_at(request.path_params["address"])
+        if job is None or job.is_inference:
+            raise HTTPException(404, "no training job has this address")
+        runner = jobs.runners.get(job.job_id)
         if runner is None:
-            raise HTTPException(409, f"job {job_id} has ended: {job.state.value}{job.error and ': '}{job.error}")
+            raise HTTPException(409, jobs.ended_text(job))
+        assert isinstance(runner, JobRunner)
         runner.see_client()
         return runner
 
