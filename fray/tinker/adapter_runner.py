@@ -1,7 +1,8 @@
 """Base model of an engine with its adapters: in memory, on disk, in snapshots. Sync, in the threads of its engine.
 
-A model is an adapter that is trained. What it saves is below the directory of the engine at ``MODEL/weights/NAME`` and
-``MODEL/sampler_weights/NAME``, beside ``MODEL/snapshots`` and, while it is not in memory, ``MODEL/offloaded``.
+A model is an adapter that is trained. What it saves is below the directory of the engine at ``MODEL/weights/NAME``,
+``MODEL/sampler_weights/NAME`` and ``MODEL/external_weights/NAME``, beside ``MODEL/snapshots`` and, while it is not in
+memory, ``MODEL/offloaded``.
 """
 
 from __future__ import annotations
@@ -205,8 +206,10 @@ class AdapterRunner:
         model.before, model.seq, model.answer = model.seq, seq, answer
 
     def _save(self, model: TrainedModel, seq: int, operation: SaveWeights | SaveWeightsForSampler) -> OperationResult:
-        is_sampler = isinstance(operation, SaveWeightsForSampler)
-        path = f"{model.name}/{'sampler_weights' if is_sampler else 'weights'}/{operation.name}"
+        folder = "weights"
+        if isinstance(operation, SaveWeightsForSampler):
+            folder = "external_weights" if operation.is_external else "sampler_weights"
+        path = f"{model.name}/{folder}/{operation.name}"
         target, mark = self._directory / path, {"request": seq}
         if target.exists():
             # Of this request, before the engine was lost; a later one does not replace what others may use.
@@ -216,7 +219,7 @@ class AdapterRunner:
             target.parent.mkdir(parents=True, exist_ok=True)
             unfinished = begin_checkpoint(self._directory / model.name / "saving", 0)
             try:
-                self._trainer.save(model.name, unfinished, optimizer=not is_sampler)
+                self._trainer.save(model.name, unfinished, optimizer=folder == "weights")
                 (unfinished / SAVED_FILE).write_text(json.dumps(mark), encoding="utf-8")
                 finish_checkpoint(unfinished, 0).rename(target)
             except BaseException:
@@ -226,7 +229,7 @@ class AdapterRunner:
 
     def _load(self, model: TrainedModel, operation: LoadWeights) -> OperationResult:
         source = self.saved(operation.path)
-        if operation.optimizer and "/sampler_weights/" in operation.path:
+        if operation.optimizer and operation.path.split("/")[1] != "weights":
             raise ValueError(f"{operation.path} has no optimizer: expected MODEL/weights/NAME, or optimizer=False")
         self._trainer.load(model.name, source, optimizer=operation.optimizer)
         return OperationResult(path=operation.path)

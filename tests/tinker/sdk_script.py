@@ -5,8 +5,12 @@ It runs in an environment of its own. Arguments: the address of the service, the
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
+import tarfile
+import time
+import urllib.request
 import warnings
 from collections.abc import Callable
 from typing import Any, get_args
@@ -54,6 +58,10 @@ def rl_datum(text: str, logprobs: list[float], advantage: float) -> types.Datum:
 def made(client: Any) -> Any:
     """Return a client; from 0.38 on, methods that make one return a future of it."""
     return client.result() if hasattr(client, "result") else client
+
+
+def contents(file: Any) -> str:
+    return base64.b64encode(file.read()).decode()
 
 
 def output_of(result: Any) -> dict[str, Any]:
@@ -154,6 +162,17 @@ def main(url: str, key: str) -> None:
     found["run"] = rest.get_training_run(run_id).result().lora_rank
     found["runs"] = rest.list_training_runs().result().cursor.total_count
     found["weights_info"] = rest.get_weights_info_by_tinker_path(state).result().lora_rank
+    if hasattr(rest, "get_checkpoint_archive_url_from_tinker_path"):
+        signed = rest.get_checkpoint_archive_url_from_tinker_path(state).result()
+        with tarfile.open(fileobj=urllib.request.urlopen(signed.url), mode="r|") as tar:
+            found["files"] = {each.name: contents(tar.extractfile(each)) for each in tar}
+    else:
+        external = training.save_weights_external("out").result().path
+        signed = rest.get_external_weights_urls(external).result()
+        found["files"] = {name: contents(urllib.request.urlopen(url)) for name, url in signed.urls.items()}
+        rest.delete_checkpoint_from_tinker_path(external).result()
+        found["encrypted"] = error_of(lambda: training.save_weights_external("x", None, ["age1x"]).result())
+    found["expires_in_s"] = signed.expires.timestamp() - time.time()
     rest.publish_checkpoint_from_tinker_path(state).result()
     rest.set_checkpoint_ttl_from_tinker_path(named, 7200).result()
     listed = {each.tinker_path: each for each in rest.list_user_checkpoints().result().checkpoints}

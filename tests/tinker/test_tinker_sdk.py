@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import math
@@ -58,6 +59,27 @@ def reference(steps: int, lora: rl.LoRA) -> tuple[list[float], list[float], list
         norms.append(trainer.step("it", AdamParams(learning_rate=1e-2))["grad_norm"])
     after, base = (finished(trainer.forward(name, data, loss)).logprobs for name in ("it", None))
     return losses, norms, [list(map(float, row)) for row in after], [list(map(float, row)) for row in base]
+
+
+def logprobs_in_peft(files: dict[str, bytes], directory: Path) -> list[float]:
+    """Return the logprobs of the first text by the base model with the adapter of downloaded files."""
+    peft = pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    from fray.rl.tensors.language_model import load_model
+
+    load_model(MODEL).save(directory / "base")
+    (directory / "adapter").mkdir()
+    for name, content in files.items():
+        (directory / "adapter" / name).write_bytes(content)
+    model = peft.PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(directory / "base"), directory / "adapter"
+    )
+    ids = torch.tensor([MODEL.tokenizer.encode(TEXTS[0])])
+    with torch.no_grad():
+        logprobs = torch.log_softmax(model(input_ids=ids[:, :-1]).logits, -1)
+    found: list[float] = logprobs.gather(-1, ids[:, 1:, None])[0, :, 0].tolist()
+    return found
 
 
 def reference_losses() -> dict[str, tuple[list[list[float]], float]]:
@@ -175,6 +197,16 @@ async def test_the_sdk_trains_samples_saves_and_loads(version: str, tmp_path: Pa
     assert (found["run"], found["runs"], found["weights_info"]) == (8, 5, 8)
     assert found["published"] == [True, True]
     assert found["left"] == [found["state"]]
+    # What is downloaded computes the same in peft. That of 0.38 was saved later than the state, after a step.
+    files = {name: base64.b64decode(content) for name, content in found["files"].items()}
+    is_tar = version == "0.25"
+    assert files.keys() == {*("adapter_config.json", "adapter_model.safetensors"), *(["checkpoint_complete"] * is_tar)}
+    close(
+        logprobs_in_peft(files, tmp_path),
+        (found["with_optimizer"][0] if is_tar else found["never_stopped"])["logprobs"][0],
+    )
+    assert 600 < found["expires_in_s"] < 900
+    assert is_tar or "age_encryption_recipients: files are not encrypted here" in found["encrypted"]
     assert (found["sessions"], found["session_runs"]) == (1, 5)
     assert "exists; with overwrite=True it is replaced" in found["again"]
     token, column, model, path = found["errors"]

@@ -10,6 +10,8 @@ from attrs import field, frozen
 
 from fray.rl.train.datums import AdamParams, Datum, ServiceLoss
 
+FOLDERS = ("weights", "sampler_weights", "external_weights")
+"""Kinds of saved weights: those of training have the optimizer's, too."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
@@ -28,8 +30,9 @@ def check_name(what: str, value: Any) -> None:
 def check_path(path: str) -> None:
     """Check the ``path`` of saved weights. Raises ValueError with the form that it has."""
     parts = path.split("/")
-    if len(parts) != 3 or parts[1] not in ("weights", "sampler_weights") or not all(map(_NAME.fullmatch, parts)):
-        raise ValueError(f"path={path!r:.400}: expected MODEL/weights/NAME or MODEL/sampler_weights/NAME")
+    if len(parts) != 3 or parts[1] not in FOLDERS or not all(map(_NAME.fullmatch, parts)):
+        forms = " or ".join(f"MODEL/{folder}/NAME" for folder in FOLDERS)
+        raise ValueError(f"path={path!r:.400}: expected {forms}")
 
 
 @frozen
@@ -57,9 +60,13 @@ class SaveWeights:
 
 @frozen
 class SaveWeightsForSampler:
-    """Save the weights alone, as ``MODEL/sampler_weights/NAME``; samples of this path keep them."""
+    """Save the weights alone, as ``MODEL/sampler_weights/NAME``; samples of this path keep them.
+
+    With ``is_external`` it is ``MODEL/external_weights/NAME``, for downloads.
+    """
 
     name: str = field(validator=_checked_name)
+    is_external: bool = False
 
 
 @frozen

@@ -2,5 +2,6 @@
 
 - `base_engine`: one engine of adapters for each base model, started again when it is lost.
 - `model_run`: the requests of one model, in order. `tinker_runs`: sessions, models, samplers, checkpoints, futures.
-- `routes`, `rest_routes`: what the SDK calls. `openai_routes`: what OpenAI's clients call.
+- `routes`, `rest_routes`: what the SDK calls. `downloads`: saved weights as a tar. `openai_routes`: what OpenAI's
+  clients call.
 """

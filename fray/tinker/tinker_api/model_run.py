@@ -27,7 +27,6 @@ from fray.tinker.wire.tinker_json import Fields, adam_of
 from fray.tinker.wire.tinker_proto import WireError, decode_forward_request
 
 CREATE = "create_model"
-OPERATIONS = ("forward_backward", "optim_step", "save_weights", "save_weights_for_sampler", "load_weights")
 
 
 class UserError(Exception):
@@ -194,6 +193,10 @@ class ModelRun:
             if not fields.get("overwrite", "bool", False) and self._has_checkpoint(path):
                 raise UserError(f"{path} exists; with overwrite=True it is replaced")
             return fields, SaveWeights(name)
+        if entry.kind == "save_weights_external":
+            if fields.value.get("age_encryption_recipients"):
+                raise WireError("age_encryption_recipients: files are not encrypted here; expected null")
+            return fields, SaveWeightsForSampler(fields.get("path", "str"), is_external=True)
         name = fields.get("path", "str", f"ephemeral-{entry.seq:06d}")
         if fields.get("kind", "str", "snapshot") != "snapshot":
             raise WireError(f"kind: {fields.value['kind']!r} is not supported; expected 'snapshot'")

@@ -38,8 +38,17 @@ def for_user(jobs: ServiceJobs, route: ForUser) -> Callable[[Request], Awaitable
             if found is None:
                 raise HTTPException(401, f"{KEY_HEADER}: missing or not a key of this service; keys begin with tml-")
             user = found
+        return await route(request, user)
+
+    return refusing(checked)
+
+
+def refusing(route: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """Return a route whose refusals are answers."""
+
+    async def checked(request: Request) -> Response:
         try:
-            return await route(request, user)
+            return await route(request)
         except tuple(_STATUSES) as error:
             return JSONResponse({"detail": str(error)}, _STATUSES[type(error)])
 

@@ -15,6 +15,7 @@ from fray.tinker.api_store import TinkerCheckpoint, TinkerModel
 from fray.tinker.core.keys import ServiceUser
 from fray.tinker.opentinker.answers import body_of
 from fray.tinker.service_jobs import ServiceJobs
+from fray.tinker.tinker_api.downloads import FILES, Downloads
 from fray.tinker.tinker_api.requests import ForUser, for_user
 from fray.tinker.tinker_api.tinker_runs import NotFound, TinkerRuns, check_ttl
 from fray.tinker.wire.tinker_json import Fields
@@ -26,6 +27,7 @@ PAGE_LIMIT = 1_000
 
 def rest_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
     """Return the routes about sessions, training runs and checkpoints."""
+    downloads = Downloads(runs)
 
     def route(method: str, path: str, handler: ForUser) -> Route:
         return Route(f"/api/v1/{path}", for_user(jobs, handler), methods=[method])
@@ -93,6 +95,17 @@ def rest_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
         await runs.put_checkpoint(evolve(checkpoint_of(request, user), expires_at=expires_at))
         return Response(status_code=204)
 
+    async def archive(request: Request, user: ServiceUser) -> Response:
+        url, expires = downloads.url(request, user.user_id, checkpoint_of(request, user))
+        return JSONResponse({"url": url, "expires": expires})
+
+    async def external_urls(request: Request, user: ServiceUser) -> Response:
+        checkpoint = checkpoint_of(request, user)
+        urls = {file: downloads.url(request, user.user_id, checkpoint, file) for file in FILES}
+        return JSONResponse(
+            {"urls": {file: url for file, (url, _) in urls.items()}, "expires": min(at for _, at in urls.values())}
+        )
+
     async def weights_info(request: Request, user: ServiceUser) -> Response:
         path = Fields.of_body(await body_of(request)).get("tinker_path", "str")
         checkpoint = runs.find_checkpoint(user.user_id, path)
@@ -135,6 +148,9 @@ def rest_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
         route("POST", f"{one}/publish", publish),
         route("DELETE", f"{one}/publish", publish),
         route("PUT", f"{one}/ttl", set_ttl),
+        route("GET", f"{one}/archive", archive),
+        route("GET", f"{one}/external_weights_urls", external_urls),
+        downloads.route(),
         route("DELETE", one, delete),
         route("GET", "checkpoints", all_checkpoints),
         route("POST", "weights_info", weights_info),
@@ -156,7 +172,8 @@ def _page(request: Request, items: list[Any]) -> tuple[list[Any], dict[str, int]
 
 
 def _kind(checkpoint: TinkerCheckpoint) -> str:
-    return "sampler" if "/sampler_weights/" in checkpoint.id else "training"
+    folder = checkpoint.id.removeprefix("tinker://").split("/")[1]
+    return {"sampler_weights": "sampler", "external_weights": "external"}.get(folder, "training")
 
 
 def _shown(checkpoint: TinkerCheckpoint) -> dict[str, Any]:

@@ -168,6 +168,7 @@ def tinker_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
         post("optim_step", operation("optim_step", has_effect=True)),
         post("save_weights", operation("save_weights", has_effect=False)),
         post("save_weights_for_sampler", operation("save_weights_for_sampler", has_effect=False)),
+        post("save_weights_external", operation("save_weights_external", has_effect=False)),
         post("load_weights", operation("load_weights", has_effect=True)),
         post("create_sampling_session", create_sampling_session),
         post("asample", asample),

@@ -18,7 +18,7 @@ from attrs import asdict, evolve
 from fray.api.cluster import Cluster
 from fray.errors import ActorDied, FrayError
 from fray.tinker.api_store import TinkerCheckpoint, TinkerModel, TinkerSampler, TinkerSession, TinkerStore
-from fray.tinker.core.adapter_operations import AdapterOperation, OperationResult, SaveWeights
+from fray.tinker.core.adapter_operations import AdapterOperation, OperationResult
 from fray.tinker.core.keys import ServiceUser
 from fray.tinker.core.ledger import LedgerEntry
 from fray.tinker.core.sample_ledger import ANSWER_S, ANSWERS_LIMIT, SampleLedger
@@ -318,15 +318,13 @@ class TinkerRuns:
     ) -> dict[str, Any]:
         """Keep what an operation has saved; return the answer."""
         model = run.model
-        is_training = isinstance(operation, SaveWeights)
-        number = None if is_training else fields.get("sampling_session_seq_id", "int", None)
+        _, folder, name = result.path.split("/")
+        number = None if folder != "sampler_weights" else fields.get("sampling_session_seq_id", "int", None)
         if number is not None and fields.value.get("path") is None:
             sampler_id = f"{model.session_id}:sample:{number}"
             sampler = TinkerSampler(sampler_id, model.user_id, model.session_id, model.base_model, result.path)
             await self._add_sampler(sampler)
             return {"type": "save_weights_for_sampler", "sampling_session_id": sampler_id}
-        folder = "weights" if is_training else "sampler_weights"
-        name = result.path.rpartition("/")[2]
         ttl = fields.get("ttl_seconds", "int", None)
         now = time.time()
         checkpoint = TinkerCheckpoint(
@@ -337,7 +335,8 @@ class TinkerRuns:
         )
         await self._put(checkpoint)
         self.checkpoints[checkpoint.id] = checkpoint
-        return {"type": "save_weights" if is_training else "save_weights_for_sampler", "path": checkpoint.id}
+        kinds = {"weights": "save_weights", "external_weights": "save_weights_external"}
+        return {"type": kinds.get(folder, "save_weights_for_sampler"), "path": checkpoint.id}
 
     def find_checkpoint(self, user_id: str, path: str) -> TinkerCheckpoint:
         """Return a checkpoint that a user may load. Raises UserError."""
