@@ -102,6 +102,8 @@ class Run:
             it. Default None: they have none. See docs/rl-agents.md.
         inference_key: key for the routes that pause servers and load weights. Default None: they are off.
         max_length: tokens of a prompt and its response together that servers allow. Default None: those of the model.
+        max_prompt_length: tokens of the first prompt of an episode; a task with a longer one is dropped, and counted.
+            Default None: as many as leave room for a response.
         sync: ``"sync"`` (default), ``"batch-async"`` or ``"fully-async"``: see docs/rl-internals.md.
         staleness_threshold: updates by which a token may be behind when it is trained. Default 1; not used in ``sync``.
         stale: what happens to groups that are older: ``"requeue"`` (default), ``"drop"``, or ``"keep"``.
@@ -167,6 +169,7 @@ class Run:
     inference_port: int | None = None
     inference_key: str | None = field(default=None, repr=False)
     max_length: int | None = None
+    max_prompt_length: int | None = None
     sync: str = "sync"
     staleness_threshold: int = 1
     stale: str = "requeue"
@@ -402,6 +405,9 @@ def _check_lengths(run: Run) -> None:
             text = "expected 2 or more" if most is None else f"expected 2 to {most}, the context of the model"
             raise InvalidRequest(f"invalid max_length {run.max_length!r}: {text}, or None")
         most = run.max_length
+    if run.max_prompt_length is not None and not 1 <= run.max_prompt_length < (most or run.max_prompt_length + 1):
+        text = "expected 1 or more" if most is None else f"expected 1 to {most - 1}, which leave room for a response"
+        raise InvalidRequest(f"invalid max_prompt_length {run.max_prompt_length!r}: {text}, or None")
     asked = run.validation_sampling.get("max_tokens")
     if most is not None and isinstance(asked, int) and asked >= most:
         text = f"expected less than {most}, which are a prompt and its response"
@@ -499,7 +505,8 @@ def _parts_of(run: Run) -> RunParts:
     sampling = dict(run.validation_sampling)
     needs = None if trainer is None else needed_keys(trainer) if own is None else ()
     episodes = EpisodePlan(
-        _episode_of(run), run.model, workers, run.rollout_timeout_s, run.seed, sampling, needs, own is not None
+        *(_episode_of(run), run.model, workers, run.rollout_timeout_s, run.seed, sampling, needs, own is not None),
+        max_prompt_length=run.max_prompt_length,
     )
     threads = run.threads or (None if isinstance(run.model, str) and not run.deterministic else 1)
     return RunParts(

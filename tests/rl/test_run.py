@@ -85,6 +85,11 @@ def _storage_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"output": "memory://run", "weight_sync": "disk"}, "weight_sync='disk' with output 'memory://run': expected"),
         ({"liveness_s": 0.0}, "invalid liveness_s 0.0: expected seconds above 0"),
         ({"max_length": 257}, "invalid max_length 257: expected 2 to 256, the context of the model, or None"),
+        (
+            {"max_prompt_length": 256},
+            "invalid max_prompt_length 256: expected 1 to 255, which leave room",
+        ),
+        ({"model": "a/b", "max_prompt_length": 0}, "invalid max_prompt_length 0: expected 1 or more, or None"),
         ({"model": "a/b", "max_length": 1}, "invalid max_length 1: expected 2 or more, or None"),
         (
             {"max_length": 64, "validation_sampling": {"max_tokens": 64}},

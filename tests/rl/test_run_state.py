@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fray.rl.core.failures import OnError
 from fray.rl.core.leases import Lease
 from fray.rl.core.run_record import RunPlan, StalePolicy
 from fray.rl.core.run_state import NoTask, PutAnswer, RunState
@@ -366,6 +367,20 @@ def test_a_failure_that_every_attempt_would_have_drops_the_task_at_once() -> Non
     put(state, take(state))
     assert state.record.counts.dropped == {"PromptTooLong": 2}
     assert len(update(state)) == 1
+
+
+def test_a_final_failure_is_no_error_that_ends_a_run_unless_every_episode_has_it() -> None:
+    options: dict[str, Any] = {"max_attempts": 1, "on_error": OnError.STOP_ON_ERROR}
+    state = new_run(rows=4, repeats=1, batch_size=2, **options)
+    state.fail(take(state).number, "PromptTooLong", is_final=True)
+    assert not state.failures.stop_reason
+    put(state, take(state))
+    state.fail(take(state).number, "KeyError")
+    assert "is out of attempts: attempt 1 failed (KeyError)" in state.failures.stop_reason
+    state = new_run(rows=4, repeats=1, batch_size=2, order={"epochs": None}, **options)
+    for _ in range(2):
+        state.fail(take(state).number, "PromptTooLong", is_final=True)
+    assert "every episode fails: 2 samples in a row" in state.failures.stop_reason
 
 
 def test_a_task_that_is_rolled_out_again_costs_nothing() -> None:

@@ -53,7 +53,7 @@ class EpisodeFailures:
         Args:
             samples: of the task.
             attempt: its number, from 1.
-            is_last: the task is dropped.
+            is_last: the task has no further attempt.
         """
         self.total += 1
         self.reasons[reason] += 1

@@ -187,12 +187,14 @@ class RunState:
             attempt = self._validation_attempts[lease.task]
             is_last = is_final or attempt >= self.record.plan.max_attempts
             # Of no samples: training may progress all the same.
-            self.failures.failed(lease.task.task_id, 0, reason, attempt, is_last=is_last)
+            self.failures.failed(lease.task.task_id, 0, reason, attempt, is_last=is_last and not is_final)
             self._give_back_validation(lease, reason if is_last else None)
         elif (lease := self._leases.get(number)) is not None:
             attempt = self.record.attempts[lease.task.task_id] + 1
             is_last = is_final or attempt >= self.record.plan.max_attempts
-            self.failures.failed(lease.task.task_id, lease.task.samples, reason, attempt, is_last=is_last)
+            # A final failure is one of the data, and not of an episode that is out of attempts.
+            is_out = is_last and not is_final
+            self.failures.failed(lease.task.task_id, lease.task.samples, reason, attempt, is_last=is_out)
             self._give_back(lease, reason, RetryCost.ATTEMPT, is_last)
 
     def roll_out_again(self, number: str, reason: str) -> None:

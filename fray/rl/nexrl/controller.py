@@ -56,7 +56,7 @@ STOP_S = 10.0
 """Seconds that `NexRLController._stop` waits for work in progress."""
 DROPPED = "dropped/"
 """Prefix of the metrics with the numbers of samples that were dropped, by reason."""
-NO_ERRORS = {f"{DROPPED}{reason}" for reason in ("stale", EQUAL_REWARDS, "collected")}
+NO_ERRORS = {f"{DROPPED}{reason}" for reason in ("stale", EQUAL_REWARDS, "collected", "PromptTooLong")}
 OWN_LOGGERS = ("console", "jsonl")
 """Backends of ``logger`` that each run has: lines on standard error, and ``metrics.jsonl``."""
 CHECKPOINT_NAME = re.compile(r"global_step_(\d+)")

@@ -94,6 +94,7 @@ def run_of_guide(
         rollout_processes=config.rollout_worker.processes,
         inference_servers=config.service.inference_service.servers,
         max_length=config.service.inference_service.max_length,
+        max_prompt_length=_max_prompt_length(config),
         sync=weight.sync_mode,
         weight_sync=weight.sync_method,
         staleness_threshold=weight.staleness_threshold,
@@ -183,6 +184,13 @@ def _with_prompts(rows: list[dict[str, Any]], data: DataConfig, path: str) -> li
     return [{**row, "prompt": row[key]} for row in rows]
 
 
+def _max_prompt_length(config: GuideConfig) -> int | None:
+    """Return the least limit of a prompt: the guide does not say which of its sections has it."""
+    sections = (config.data, config.rollout_worker, config.trainer, config.validate.data)
+    limits = [one.max_prompt_length for one in sections if one is not None and one.max_prompt_length is not None]
+    return min(limits, default=None)
+
+
 def _check_supported(config: GuideConfig) -> None:
     """Raise InvalidRequest if a run cannot do what a key asks for."""
     backend, method = config.service.inference_service.backend, config.weight.sync_method
@@ -201,13 +209,6 @@ def _check_supported(config: GuideConfig) -> None:
             "service.train_service.backend is 'tinker'; expected 'torch', or a trainer of yours with a "
             "TinkerServiceHolder: rl.Run(trainer=...)"
         )
-    for path, section in (
-        ("data", config.data),
-        ("rollout_worker", config.rollout_worker),
-        ("trainer", config.trainer),
-    ):
-        if section.max_prompt_length is not None:
-            logger.warning("%s.max_prompt_length has no effect: servers refuse prompts above the model's context", path)
 
 
 def _items(loader: BaseDataLoader) -> Iterator[dict[str, Any]]:

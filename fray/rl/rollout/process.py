@@ -56,6 +56,8 @@ class EpisodePlan:
         validation_sampling: replaces what a request of a validation task asks for.
         needs: keys that a trajectory must have to be trained, beside tokens and mask; None: nothing is trained.
         is_own_trainer: the user's trainer decides which tokens it takes, and how many.
+        max_prompt_length: tokens of the first prompt of an episode; a task with a longer one is dropped. None: those
+            that leave room for a response.
     """
 
     rollout: Episode
@@ -66,6 +68,7 @@ class EpisodePlan:
     validation_sampling: Mapping[str, Any] = field(factory=dict)
     needs: tuple[str, ...] | None = None
     is_own_trainer: bool = False
+    max_prompt_length: int | None = None
 
 
 class RolloutProcess:
@@ -141,7 +144,18 @@ class RolloutProcess:
 
     async def _result_of(self, grant: TaskGrant) -> TaskResult:
         """Run an episode. An error of it ends this attempt of the task, and nothing else."""
-        llm = LLM(self._running[grant.lease].send, self._tokenizer)
+        requests = self._running[grant.lease]
+        llm = LLM(requests.send, self._tokenizer)
+        result = await self._attempt(grant, llm)
+        error = requests.too_long
+        # The first prompt is that of the data: it is too long in each attempt, whatever the episode made of the error.
+        if not result.failure or error is None or llm.replies:
+            return result
+        reason = type(error).__name__
+        detail = result.detail if result.failure == reason else f"{result.detail.rstrip()}\n{reason}: {error}"
+        return evolve(result, failure=reason, detail=detail, is_attempt=True, is_final=True)
+
+    async def _attempt(self, grant: TaskGrant, llm: LLM) -> TaskResult:
         deadline = trio.current_time() + self._plan.timeout_s
         try:
             patience = trio.CancelScope(deadline=deadline)
@@ -160,10 +174,7 @@ class RolloutProcess:
             text = "".join(traceback.format_exception(error))
             # An agent in a thread ends by the answer that its session has ended.
             reason = "timeout" if trio.current_time() >= deadline else type(error).__name__
-            # The first prompt is that of the data: it is too long in each attempt.
-            is_final = isinstance(error, PromptTooLong) and not llm.replies
-            detail = text[-DETAIL_LIMIT_CHARACTERS:]
-            return TaskResult(grant.lease, failure=reason, detail=detail, is_final=is_final)
+            return TaskResult(grant.lease, failure=reason, detail=text[-DETAIL_LIMIT_CHARACTERS:])
 
     def _check(self, trajectory: Trajectory) -> None:
         """Raise InvalidTrajectory if the trainer could not train it, which would end the run."""
@@ -196,6 +207,9 @@ class EpisodeRequests:
         self._grant, self._plan, self._servers = grant, plan, servers
         self._numbers = count()
         self._open = 0
+        self._has_answer = False
+        self.too_long: PromptTooLong | None = None
+        """Error of a prompt before the first answer."""
 
     @property
     def does(self) -> str:
@@ -210,9 +224,21 @@ class EpisodeRequests:
         seed, request_id = int.from_bytes(digest[:6], "big"), f"{self._grant.lease}/{name}"
         self._open += 1
         try:
-            return await self._servers.send(evolve(request, request_id=request_id, seed=seed))
+            self._check_length(request)
+            answer = await self._servers.send(evolve(request, request_id=request_id, seed=seed))
+        except PromptTooLong as error:
+            if not self._has_answer:
+                self.too_long = error
+            raise
         finally:
             self._open -= 1
+        self._has_answer = True
+        return answer
+
+    def _check_length(self, request: GenerateRequest) -> None:
+        length, most = len(request.prompt_ids), self._plan.max_prompt_length
+        if most is not None and length > most and not self._has_answer:
+            raise PromptTooLong(f"the prompt has {length} tokens; max_prompt_length is {most}")
 
 
 async def _max_length(route: ServerRoute) -> int:

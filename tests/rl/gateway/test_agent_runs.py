@@ -14,6 +14,7 @@ import pytest
 import trio
 
 from fray import rl
+from fray.rl.journal_file import read_failures
 
 pytestmark = [
     pytest.mark.torch,
@@ -134,3 +135,42 @@ def test_an_example_is_trained_for_three_updates(example: str, tmp_path: Path) -
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert all(line["updated"] == 1 for line in lines)
     assert all(line["mismatch_k3"] < 1e-5 for line in lines)
+
+
+def ask_once(url: str, prompt: str) -> None:
+    import httpx
+    import openai
+
+    connections = httpx.Client(verify=False)
+    with openai.OpenAI(base_url=url, api_key="-", http_client=connections, max_retries=0) as client:
+        client.completions.create(model="any", prompt=prompt, max_tokens=2)
+
+
+async def asks_once(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
+    await trio.to_thread.run_sync(ask_once, rl.agent_url(task), task["prompt"])
+    if task["prompt"] == "1>":
+        await trio.to_thread.run_sync(ask_once, rl.agent_url(task), "1" * 300)  # a later turn: its own mistake
+    return rl.score(reward=1.0)
+
+
+def test_a_task_of_an_agent_whose_prompt_is_too_long_is_dropped_at_once(tmp_path: Path) -> None:
+    run = rl.Run(
+        model=MODEL,
+        data=[{"prompt": prompt} for prompt in ("7>", "3" * 300, "12345>", "1>")],
+        rollout=asks_once,
+        trainer=None,
+        max_attempts=2,
+        max_prompt_length=5,
+        shuffle=False,
+        on_error="continue",
+        output=tmp_path,
+        progress=False,
+    )
+    status = trio.run(run.main).status
+    assert status is not None
+    assert status.dropped == {"collected": 1, "PromptTooLong": 2, "BadRequestError": 1}
+    assert status.repeated == {"BadRequestError": 1}
+    details = {one["task"]: one["detail"] for one in read_failures(tmp_path / "rollouts")}
+    assert details["0-1-0"].endswith("PromptTooLong: the prompt has 300 tokens; max_prompt_length is 5")
+    assert details["0-2-0"].endswith("PromptTooLong: the prompt has 6 tokens; max_prompt_length is 5")
+    assert "openai.BadRequestError" in details["0-2-0"]

@@ -318,6 +318,12 @@ def test_servers_get_weights_as_the_configuration_says(tmp_path: Path) -> None:
     assert rl.NexRLController(config(changes))._run.parts.weight_sync is WeightSync.NETWORK
 
 
+def test_the_least_limit_of_a_prompt_is_that_of_the_run() -> None:
+    changes = {"data.max_prompt_length": 30, "rollout_worker.max_prompt_length": 20, "trainer.max_prompt_length": 40}
+    assert rl.NexRLController(config(changes)).parts.episodes.max_prompt_length == 20
+    assert rl.NexRLController(config({})).parts.episodes.max_prompt_length is None
+
+
 def test_a_checkpoint_that_shall_not_be_resumed_is_not_overwritten(tmp_path: Path) -> None:
     checkpoint(tmp_path, 4)
     with pytest.raises(InvalidRequest, match=r"has global_step_4, and resume.mode is 'disable': expected resume.mode"):
