@@ -8,7 +8,7 @@ Upwards, each may import those above it:
   tokens. `nexrl`: components of NexRL's guide.
 - `tensors`: losses, models, engine and trainer; the only folder that imports torch.
 - `inference`: servers and their client. `messages`: between the parts of a run. `gateway`: agents of episodes.
-- `rollout`, `coordinator`, `trainer_process`: the actors. `controller`: the scope that owns them.
+- `rollout`, `coordinator`, `trainer_process`: the actors. `trainer_gang`, `controller`: the scope that owns them.
 - `rollout_worker`: the workers of NexRL's guide, as episodes.
 - `run_job`: a run as a job of its own, and the one that lives already. `run`: settings and results of a run.
 

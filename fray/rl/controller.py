@@ -38,7 +38,8 @@ from fray.rl.rollout.process import RolloutProcess
 from fray.rl.run_parts import RESTARTS, RunParts
 from fray.rl.train.errors import EpisodesFailed
 from fray.rl.train.settings import GRPO
-from fray.rl.trainer_process import TrainedStep, TrainerProcess
+from fray.rl.trainer_gang import TrainerGang
+from fray.rl.trainer_process import RankGroup, TrainedStep
 from fray.rl.weights.published import KeptWeights, PublishedWeights, WeightSync
 from fray.tracebacks import single_errors
 
@@ -240,40 +241,24 @@ class RunController:
 
     async def _keep_training(self, scope: Scope, settings: GRPO) -> None:
         """Create the trainer, train to the end, and continue from the last checkpoint when the trainer is lost."""
-        parts = self._parts
-        trainer = self._trainer = await scope.create_actor(
-            TrainerProcess,
-            parts.model,
-            settings,
-            self._coordinator,
-            parts.threads,
-            None if parts.output is None else parts.output / "failed_batch",
-            parts.own_trainer,
-            resources=parts.resources.get("trainer"),
-            actor_config=parts.process_settings(),
-        )
+        gang = TrainerGang(scope, self._parts, settings, self._coordinator, self._note)
         checkpoint = await self._checkpoint()
         version: VersionName = await self._ask("version")
         continues = checkpoint is not None or version != VersionName(0, 0)
-        async with monitor(trainer) as events:
-            async for event in events:
-                if isinstance(event, Down):
-                    if not event.will_restart:
-                        raise event.error
-                    continues = True
-                    continue
-                if continues:
-                    checkpoint = await self._checkpoint()
-                    path = None if checkpoint is None else checkpoint.path
-                    version = await self._ask("rewind", path, version.incarnation)
-                    self._line = version.incarnation
-                    self._on_rewind(version.number)
-                try:
-                    await trainer.start(version.incarnation, None if checkpoint is None else checkpoint.model)
-                    await self._train(trainer, version)
-                    return
-                except ActorDied:
-                    continue  # the next event says whether it is restarted
+
+        async def train(trainer: Any, group: RankGroup | None) -> None:
+            nonlocal checkpoint, version, continues
+            if continues:
+                checkpoint = await self._checkpoint()
+                path = None if checkpoint is None else checkpoint.path
+                version = await self._ask("rewind", path, version.incarnation)
+                self._line = version.incarnation
+                self._on_rewind(version.number)
+            continues, self._trainer = True, trainer
+            await trainer.start(version.incarnation, None if checkpoint is None else checkpoint.model, group)
+            await self._train(trainer, version)
+
+        await gang.keep(train)
 
     async def _train(self, trainer: Any, version: VersionName) -> None:
         parts, line = self._parts, version.incarnation

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -38,6 +39,14 @@ def load_rows(data: Data, name: str = "data") -> list[dict[str, Any]]:
     if not rows:
         raise InvalidRequest(f"invalid {name}: {source} has no rows")
     return rows
+
+
+def fingerprint_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a name of the data by its content."""
+    digest = sha256()
+    for row in rows:
+        digest.update(json.dumps(row, sort_keys=True, default=repr).encode() + b"\n")
+    return digest.hexdigest()[:16]
 
 
 def _read_jsonl(path: Path) -> list[dict[str, Any]]:

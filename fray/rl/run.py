@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from enum import Enum
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,7 +30,7 @@ from fray.rl.core.run_record import RunPlan, StalePolicy
 from fray.rl.core.tasks import TaskOrder
 from fray.rl.core.validation import PREFIX, ValidationPlan
 from fray.rl.core.versions import SyncMode
-from fray.rl.data import Data, load_rows
+from fray.rl.data import Data, fingerprint_of, load_rows
 from fray.rl.inference.client import sampling_of
 from fray.rl.inference.http_settings import HttpPort
 from fray.rl.messages import RunStatus, ValidationResult
@@ -51,6 +50,7 @@ from fray.rl.tokenizers import load_limits
 from fray.rl.train.batch_advantages import needed_keys
 from fray.rl.train.settings import GRPO
 from fray.rl.trainer.base_trainer import BaseTrainer
+from fray.rl.trainer_gang import check_ranks
 from fray.rl.trainer_process import TrainedStep
 from fray.rl.weights.published import WeightSync
 from fray.runtime.runtime import current_or_none
@@ -95,6 +95,9 @@ class Run:
             configuration: ``WorkerEpisode(MyWorker, config)``.
         trainer: settings; a `BaseTrainer` of yours, or its class, which is called with `GRPO()`; None: samples are only
             collected, each row once.
+        trainer_ranks: processes of the trainer, each of which computes a share of every batch. Default 1.
+        unencrypted_ranks: whether they may be on several machines of a cluster with TLS, although what they send each
+            other is not encrypted. Default False: the run ends before it trains.
         rollout_workers: episodes at once. Default 64.
         rollout_processes: processes among which they are spread. Default: one for each 64.
         inference_servers: number of servers. Default 1.
@@ -163,6 +166,8 @@ class Run:
     data: Data
     rollout: Episode | type[BaseRolloutWorker]
     trainer: GRPO | BaseTrainer | type[BaseTrainer] | None
+    trainer_ranks: int = 1
+    unencrypted_ranks: bool = False
     rollout_workers: int = 64
     rollout_processes: int | None = None
     inference_servers: int = 1
@@ -467,6 +472,7 @@ def _parts_of(run: Run) -> RunParts:
     rows = load_rows(run.data)
     validation_rows = [] if run.validation_data is None else load_rows(run.validation_data, "validation_data")
     trainer, own = _trainer_of(run)
+    check_ranks(run.trainer_ranks, trainer, own)
     if trainer is None:
         groups, repeats, epochs, steps = min(COLLECTED_ROWS, len(rows)), run.samples_per_row, 1, None
     else:
@@ -534,7 +540,7 @@ def _parts_of(run: Run) -> RunParts:
         keep_checkpoints=run.keep_checkpoints,
         facts={
             "model": str(run.model),
-            "data": _fingerprint(rows),
+            "data": fingerprint_of(rows),
             "rows": len(rows),
             "groups": groups,
             "group_size": repeats,
@@ -542,6 +548,8 @@ def _parts_of(run: Run) -> RunParts:
             "seed": run.seed,
         },
         validation_rows=validation_rows,
+        trainer_ranks=run.trainer_ranks,
+        unencrypted_ranks=run.unencrypted_ranks,
         own_trainer=own,
         settings=_settings_of(run, rows, validation_rows),
     )
@@ -553,8 +561,8 @@ def _settings_of(run: Run, rows: Sequence[dict[str, Any]], validation: Sequence[
     key, trainer = run.inference_key, run.trainer
     settings = trainer.settings if isinstance(trainer, BaseTrainer) else trainer
     replaced: dict[str, Any] = {
-        "data": f"{len(rows)} rows ({_fingerprint(rows)})",
-        "validation_data": f"{len(validation)} rows ({_fingerprint(validation)})",
+        "data": f"{len(rows)} rows ({fingerprint_of(rows)})",
+        "validation_data": f"{len(validation)} rows ({fingerprint_of(validation)})",
         "trainer": settings.as_dict() if isinstance(settings, GRPO) else settings,
         "output": run.output if run.output is None or is_url(run.output) else Path(run.output).absolute(),
         # Not the key itself: others may read the file.
@@ -575,14 +583,6 @@ def _trainer_of(run: Run) -> tuple[GRPO | None, BaseTrainer | None]:
         expected = "rl.GRPO(...), a trainer that derives from fray.rl.trainer.BaseTrainer, or None"
         raise InvalidRequest(f"invalid trainer {trainer!r}: expected {expected}")
     return trainer.settings, trainer
-
-
-def _fingerprint(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a name of the data by its content."""
-    digest = sha256()
-    for row in rows:
-        digest.update(json.dumps(row, sort_keys=True, default=repr).encode() + b"\n")
-    return digest.hexdigest()[:16]
 
 
 def _choice(name: str, value: str, known: Sequence[str]) -> None:

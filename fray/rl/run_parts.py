@@ -36,6 +36,8 @@ class RunParts:
         rows: the data.
         model: of servers and trainer.
         trainer: settings of the trainer; None: samples are collected.
+        trainer_ranks: processes of the trainer.
+        unencrypted_ranks: whether they may be on several machines of a cluster with TLS.
         own_trainer: the user's trainer with these settings; None: that of Fray.
         episodes: how rollout processes run episodes.
         processes: number of rollout processes.
@@ -88,6 +90,8 @@ class RunParts:
     env_vars: dict[str, str] = field(factory=dict)
     own_trainer: BaseTrainer | None = None
     settings: dict[str, str] = field(factory=dict)
+    trainer_ranks: int = 1
+    unencrypted_ranks: bool = False
 
     @property
     def health(self) -> HealthCheck:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, TypeVar
 
 import trio
 from attrs import frozen
 
+from fray.api.actors.current_actor import current_actor
 from fray.api.actors.handle import ActorHandle
 from fray.api.objects import allocate, put
+from fray.errors import ActorDied, FrayError, InvalidRequest
+from fray.net.controller_address import is_insecure
 from fray.rl.checkpoint_store import Location, directory_to_read, directory_to_write
 from fray.rl.core.versions import VersionName
 from fray.rl.inference.http_settings import WeightAddress
@@ -21,11 +27,23 @@ from fray.rl.nexrl.activity_tracker import ActivityTracker, ActivityTrackerProxy
 from fray.rl.nexrl.experiment_posts import NO_POSTS, FetchedPosts, PostQueue
 from fray.rl.nexrl_types import Trajectory
 from fray.rl.process_start import loading
+from fray.rl.train.errors import RankLost
 from fray.rl.train.settings import GRPO
 from fray.rl.trainer.base_trainer import BaseTrainer, mean_reward
+from fray.rl.trainer.self_hosted import SelfHostedTrainer
 from fray.rl.weights.published import PublishedWeights, WeightFile
 from fray.rl.weights_table import WeightTable
+from fray.runtime.actors.lifecycle import has_own_process
+from fray.runtime.process.current_job import current_job
+from fray.runtime.runtime import current
 from fray.runtime.serialization.pickling import loads
+from fray.tracebacks import first_error
+
+T = TypeVar("T")
+CONNECT_S = 300.0
+"""Seconds within which the ranks of a trainer connect, or the run ends."""
+SAME_ERROR_S = 5.0
+"""Seconds for which the error of a rank waits for that of the first one."""
 
 
 @frozen
@@ -43,28 +61,47 @@ class TrainedStep:
     """Posts of the user's trainer to the trackers of the run."""
 
 
-class TrainerProcess:
-    """Actor that trains a policy.
+@frozen
+class RankPlace:
+    """Place at which a rank of a trainer runs."""
+
+    host: str
+    """Address of its machine, as other machines reach it."""
+    is_encrypted: bool
+    """True if the cluster encrypts what its processes on several machines send each other."""
+
+
+@frozen
+class RankGroup:
+    """The ranks of a trainer, as the first of them sees the others."""
+
+    others: tuple[ActorHandle, ...]
+    hosts: tuple[str, ...]
+    """Address of the machine of each rank, the first one included."""
+
+
+class TrainerRank:
+    """Actor with a model, an optimizer and a share of each batch; all ranks of a trainer do the same updates.
 
     Args:
         model: whose weights it begins with.
         settings: of the trainer.
-        coordinator: of the run.
         threads: of the computation; None: as many as torch takes.
         dump_directory: for a batch with which updates fail; None: a new directory for temporary files.
         own: the user's trainer, which takes the place of the one of the settings; None: there is none.
+        ranks: processes of the trainer.
     """
 
     def __init__(
         self,
         model: ModelSpec,
         settings: GRPO,
-        coordinator: ActorHandle,
         threads: int | None = None,
         dump_directory: Path | None = None,
         own: BaseTrainer | None = None,
+        ranks: int = 1,
     ) -> None:
-        self._coordinator, self._line = coordinator, 0
+        self._ranks, self._is_connected = ranks, False
         self._tracker, self._posts = ActivityTracker(), PostQueue()
         # The thresholds stay: garbage of an update may have tensors of the size of the model.
         with loading(thresholds=None):
@@ -81,46 +118,186 @@ class TrainerProcess:
         # Torch is loaded here, in the trainer's process, and not where this actor is created.
         from fray.rl.tensors.language_model import hide_progress, load_model, set_threads
         from fray.rl.tensors.policy_trainer import PolicyTrainer
+        from fray.rl.tensors.ranks import Ranks
 
         hide_progress()
         if threads is not None:
             set_threads(threads)
+        ranks = Ranks() if self._ranks > 1 else None
 
         def policy(settings: GRPO) -> PolicyTrainer:
-            return PolicyTrainer(load_model(model, settings.dtype), settings, dump_directory=dump_directory)
+            lm = load_model(model, settings.dtype)
+            return PolicyTrainer(lm, settings, ranks=ranks, dump_directory=dump_directory)
 
         if own is None:
             return policy(settings)
         own.set_policy(policy)
         self._tracker.experiment_logger.elsewhere = self._posts.post
         own.set_activity_tracker(ActivityTrackerProxy(self._tracker))
+        if isinstance(own, SelfHostedTrainer):
+            own.world_size = self._ranks
         own.initialize_workers()
         return _OwnTrainer(own)
 
     async def ping(self) -> None:
         """Return: the process answers, whatever its training thread does. For health checks."""
 
-    async def start(self, line: int, directory: Location | None) -> None:
+    async def place(self) -> RankPlace:
+        """Return where it runs.
+
+        Raises:
+            InvalidRequest: other ranks run in this process, too.
+        """
+        if not has_own_process():
+            raise InvalidRequest(
+                "trainer_ranks above 1 need a process each, and this cluster runs all in one; expected 'machine', or "
+                "a controller with nodes"
+            )
+        return RankPlace(current_job().host, not is_insecure(current().address))
+
+    async def replace(self, incarnation: str, reason: str) -> None:
+        """End the process, so that it is started again, unless it is another incarnation already."""
+        if current_actor().incarnation == incarnation:
+            current_actor().fail(RankLost(reason))
+
+    async def join(self, meeting: Any, index: int, host: str) -> None:
+        """Connect with the other ranks at the place that the first one opened.
+
+        Args:
+            meeting: `fray.rl.tensors.ranks.Meeting`, or its address.
+            index: number of this rank.
+            host: address of this machine.
+
+        Raises:
+            RankLost: the others did not come, or this rank belongs to others that were lost.
+        """
+        from fray.rl.tensors.ranks import connect
+
+        if self._is_connected:
+            raise RankLost(f"rank {index} of the trainer belongs to ranks that were replaced")
+        self._is_connected = True
+        await self._in_thread(connect, meeting, index, self._ranks, host)
+
+    async def resume(self, directory: Location | None) -> None:
+        """Begin with the weights of the model, or continue from a checkpoint, as all ranks do."""
+        await self._in_thread(self._continue_from, directory)
+
+    async def update(self, batch: TrainingBatch) -> None:
+        """Do the share of this rank in an update."""
+        self._tracker.set_training_step(batch.number)
+        await self._in_thread(self._trainer.update, _trajectories_of(batch))
+        self._posts.fetch()  # the first rank has the same
+
+    def _continue_from(self, location: Location | None) -> None:
+        if location is not None:
+            with directory_to_read(location) as directory:
+                self._trainer.load(directory)
+        self._trainer.check_ranks()
+
+    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        # With ranks, the thread may wait for one that has ended: the end of this process must not wait for it.
+        return await trio.to_thread.run_sync(work, *arguments, abandon_on_cancel=self._ranks > 1)
+
+
+class TrainerProcess(TrainerRank):
+    """Actor that trains a policy: the only rank of a trainer, or the first.
+
+    Args:
+        model: whose weights it begins with.
+        settings: of the trainer.
+        coordinator: of the run.
+        threads, dump_directory, own, ranks: as of `TrainerRank`.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        settings: GRPO,
+        coordinator: ActorHandle,
+        threads: int | None = None,
+        dump_directory: Path | None = None,
+        own: BaseTrainer | None = None,
+        ranks: int = 1,
+    ) -> None:
+        super().__init__(model, settings, threads, dump_directory, own, ranks)
+        self._coordinator, self._line = coordinator, 0
+        self._others: tuple[ActorHandle, ...] = ()
+
+    async def start(self, line: int, directory: Location | None, group: RankGroup | None = None) -> None:
         """Begin with the weights of the model, or continue from a checkpoint.
 
         Args:
             line: incarnation of the trainer, as in the names of the versions that it makes.
             directory: that `save` wrote.
+            group: all ranks; None: this is the only one.
+
+        Raises:
+            RankLost, ActorDied: a rank has ended.
+            FrayError: the ranks do not connect.
         """
         self._line = line
-        if directory is not None:
-            await trio.to_thread.run_sync(self._continue_from, directory)
+        if group is not None:
+            self._others = group.others
+            with trio.move_on_after(CONNECT_S) as patience:
+                await self._connect(group.hosts)
+            if patience.cancelled_caught:
+                raise FrayError(
+                    f"the ranks of the trainer, on {', '.join(sorted(set(group.hosts)))}, did not connect within "
+                    f"{CONNECT_S:g} s: each machine must reach the TCP ports of the others"
+                )
+        await self._with_others("resume", directory, partial(self._continue_from, directory))
+
+    async def _connect(self, hosts: Sequence[str]) -> None:
+        from fray.rl.tensors.ranks import Meeting
+
+        with TemporaryDirectory(prefix="fray-rl-") as scratch:
+            is_one_machine = len(set(hosts)) == 1
+            meeting = Meeting(Path(scratch), None if is_one_machine else hosts[0], self._ranks)
+            with _one_error():
+                async with trio.open_nursery() as nursery:
+                    for index, (rank, host) in enumerate(zip(self._others, hosts[1:], strict=True), 1):
+                        nursery.start_soon(rank.join, meeting.address, index, host)
+                    await self.join(meeting, 0, hosts[0])
+
+    async def _with_others(self, method: str, argument: Any, work: Callable[[], T]) -> T:
+        """Call a method of the other ranks, and do the work of this one meanwhile; return its result.
+
+        Raises:
+            RankLost, ActorDied: a rank has ended.
+            BaseException: the error of a rank; where all have it, that of this one.
+        """
+
+        async def call(rank: ActorHandle) -> None:
+            try:
+                await getattr(rank, method)(argument)
+            except ActorDied:
+                raise
+            except Exception:
+                # All ranks compute the same: this one is about to have the same error, and says more of it.
+                await trio.sleep(SAME_ERROR_S)
+                raise
+
+        with _one_error():
+            async with trio.open_nursery() as nursery:
+                for rank in self._others:
+                    nursery.start_soon(call, rank)
+                found = await self._in_thread(work)
+        return found
 
     async def train_next(self) -> TrainedStep | None:
-        """Do the next update; wait for its batch. None if there will be none."""
+        """Do the next update; wait for its batch. None if there will be none.
+
+        Raises:
+            RankLost, ActorDied: a rank has ended.
+        """
         began = trio.current_time()
         batch: TrainingBatch | None = await repeatable(self._coordinator, "next_batch")(self._line)
         wait_s = trio.current_time() - began
         if batch is None:
             return None
-        trajectories = [one for group in batch.groups for content in group for one in loads(content)]
+        trajectories = _trajectories_of(batch)
         self._tracker.set_training_step(batch.number)
-        metrics = await trio.to_thread.run_sync(self._trainer.update, trajectories)
+        metrics = await self._with_others("update", batch, partial(self._trainer.update, trajectories))
         metrics |= {"wait_s": wait_s, **ages_of(trajectories, batch.number - 1)}
         # A batch without anything to learn from is an update all the same: a run that has learned all comes to its end.
         skipped = "not_finite" if metrics["not_finite"] else ""
@@ -133,10 +310,6 @@ class TrainerProcess:
     def _save(self, location: Location) -> None:
         with directory_to_write(location) as directory:
             self._trainer.save(directory)
-
-    def _continue_from(self, location: Location) -> None:
-        with directory_to_read(location) as directory:
-            self._trainer.load(directory)
 
     async def publish(self, path: Path | None = None) -> PublishedWeights | None:
         """Return the weights as they are now: a reference to shared memory of this process, or to a file.
@@ -173,6 +346,20 @@ class TrainerProcess:
         await post_weights(address, version, weights.table, await weights.content)
 
 
+@contextmanager
+def _one_error() -> Iterator[None]:
+    """Raise one error of a group: when a rank ends, it is lost to its caller and to the other ranks at once."""
+    try:
+        yield
+    except ExceptionGroup as group:
+        error = first_error(group)
+        raise error from error.__cause__
+
+
+def _trajectories_of(batch: TrainingBatch) -> list[Trajectory]:
+    return [one for group in batch.groups for content in group for one in loads(content)]
+
+
 class _OwnTrainer:
     """The user's trainer, with the methods of `PolicyTrainer`."""
 
@@ -180,6 +367,7 @@ class _OwnTrainer:
         self._trainer = trainer
         self.write_weights, self.write_weight_file = trainer.write_weights, trainer.write_weight_file
         self.save, self.load = trainer.save, trainer.load
+        self.check_ranks = trainer.check_ranks
 
     @property
     def table(self) -> WeightTable | None:

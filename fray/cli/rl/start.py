@@ -73,7 +73,9 @@ def processes_of(parts: Any) -> list[dict[str, Any]]:
     """Return the processes that a run starts: their part, number, what each does, and what each reserves."""
     found: list[dict[str, Any]] = [{"part": "coordinator", "count": 1, "does": "data, groups, versions"}]
     if parts.trainer is not None:
-        found.append({"part": "trainer", "count": 1, "does": f"updates {_model_text(parts.model)}"})
+        share = "" if parts.trainer_ranks == 1 else ", a share of each batch"
+        does = f"updates {_model_text(parts.model)}{share}"
+        found.append({"part": "trainer", "count": parts.trainer_ranks, "does": does})
     found.append({"part": "server", "count": parts.servers, "does": f"generates with {_model_text(parts.model)}"})
     workers = parts.episodes.workers
     found.append({"part": "rollout", "count": parts.processes, "does": f"{workers} episodes at once"})

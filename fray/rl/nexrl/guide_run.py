@@ -90,6 +90,7 @@ def run_of_guide(
         data=rows,
         rollout=WorkerEpisode(worker_class, _worker_config(config)),
         trainer=_trainer_of(config, trainer_class, settings),
+        trainer_ranks=config.service.train_service.world_size,
         rollout_workers=config.rollout_worker.num_workers,
         rollout_processes=config.rollout_worker.processes,
         inference_servers=config.service.inference_service.servers,

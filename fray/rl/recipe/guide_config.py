@@ -105,6 +105,7 @@ class TrainServiceConfig(ServiceConfig):
     backend: str = "torch"
     identifier: str | None = field(default=None, metadata=UNUSED)
     world_size: Count = 1
+    """Processes of the trainer."""
 
 
 @define

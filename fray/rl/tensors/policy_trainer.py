@@ -120,6 +120,16 @@ class PolicyTrainer:
         """Write what is trained as a file of safetensors, which appears when it is complete; return its table."""
         return flat_weights.write_file(self.weights, path)
 
+    def check_ranks(self) -> None:
+        """Check that all ranks have the same weights, once they are connected. Raises ValueError if they have not."""
+        if self._ranks is not None:
+            sums = self._ranks.gather([tensor.detach().double().sum().item() for _, tensor in _trained(self.weights)])
+            for index, other in enumerate(sums):
+                if other != sums[0]:
+                    raise ValueError(
+                        f"rank {index} of the trainer has other weights than rank 0: it loaded another model"
+                    )
+
     def check(self, trajectories: Iterable[Trajectory]) -> None:
         """Check trajectories without training. Raises ValueError as `update`."""
         for index, trajectory in enumerate(trajectories):
@@ -191,6 +201,8 @@ class PolicyTrainer:
 
     def _raise_if_stuck(self, rows: Sequence[Trajectory]) -> None:
         if self._not_finite_in_a_row >= NON_FINITE_LIMIT:
+            if self._ranks is not None and self._ranks.index:
+                raise NonFiniteUpdatesError("too many updates in a row that were not finite: rank 0 has the batch")
             path = trainer_files.dump(rows, self._dump_directory or tempfile.mkdtemp(prefix="fray-rl-"))
             raise NonFiniteUpdatesError(
                 f"loss or gradient was not finite in {self._not_finite_in_a_row} updates in a row, and none of them "

@@ -11,3 +11,7 @@ class NonFiniteUpdatesError(FrayError):
 
 class EpisodesFailed(FrayError):
     """Episodes failed in a way at which the run ends (`fray.rl.Run(on_error=...)`); the message has the last error."""
+
+
+class RankLost(FrayError):
+    """Processes of one trainer lost each other: one has ended, or is silent for too long. All of them are replaced."""

@@ -115,6 +115,11 @@ class BaseTrainer(NexRLModule):
         if any(directory.iterdir()):
             self.policy.load(directory)
 
+    def check_ranks(self) -> None:
+        """Check that all ranks of the trainer have the same weights. Raises ValueError if they have not."""
+        if self._policy is not None:
+            self._policy.check_ranks()
+
     # The guide's own loop, for a trainer beside a pool and no run
 
     def set_module_references(self, trajectory_pool: Any, weight_sync_controller: Any = None) -> None:

@@ -39,6 +39,11 @@ class SelfHostedTrainer(BaseTrainer):
         """The service that trains."""
         return self._given_service or TorchTrainService(self.policy)
 
+    @property
+    def has_service(self) -> bool:
+        """True if a service that was given trains, and not `policy`."""
+        return self._given_service is not None
+
     @abstractmethod
     def _prepare_batch(self, batch: Batch) -> tuple[Batch, dict[str, Any]]:
         """Return the batch with ``advantages`` and what else the algorithm computes, and metrics.

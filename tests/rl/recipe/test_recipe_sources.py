@@ -83,13 +83,14 @@ def test_the_command_takes_recipes_in_the_words_of_the_guide(
     monkeypatch.setenv("RECIPE_SIZE", "before")
     (tmp_path / "guide.env.sh").write_text("RECIPE_SIZE=6\n")
     (tmp_path / "guide.yaml").write_text(GUIDE_YAML)
-    assert main(["rl", "run", str(tmp_path / "guide.yaml"), "rollout_worker.num_workers=70", "--dry", "--json"]) == 0
+    changed = ["rollout_worker.num_workers=70", "service.train_service.world_size=2"]
+    assert main(["rl", "run", str(tmp_path / "guide.yaml"), *changed, "--dry", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["recipe"]["service"]["inference_service"]["api_key"] == "***"
     assert plan["recipe"]["data"]["size"] == 6
     assert [(one["part"], one["count"], one["does"]) for one in plan["processes"]] == [
         ("coordinator", 1, "data, groups, versions"),
-        ("trainer", 1, "updates TinyLlama"),
+        ("trainer", 2, "updates TinyLlama, a share of each batch"),
         ("server", 2, "generates with TinyLlama"),
         ("rollout", 2, "35 episodes at once"),
     ]
