@@ -199,7 +199,7 @@ def _request(run: SubmittedRun) -> JobRequest[Any]:
     shipped.validation_data = parts.validation_rows or None
     return JobRequest(
         name=parts.name,
-        entrypoint=Entrypoint.from_callable(run_as_job, args=(shipped,)),
+        entrypoint=Entrypoint.from_callable(run_as_job, args=(shipped, _stall_s(parts))),
         # A controller that waits for a machine would hold nothing up but its run.
         resources=parts.resources.get("controller") or ResourceConfig(cpu=0, memory=0),
         environment=EnvironmentConfig.create(env_vars=parts.env_vars),
@@ -216,8 +216,12 @@ def _stall_s(parts: RunParts) -> float:
     return max(parts.liveness_s, LEAST_STALL_S)
 
 
-async def run_as_job(run: SubmittedRun) -> RunStatus | None:
+async def run_as_job(run: SubmittedRun, stall_s: float) -> RunStatus | None:
     """Run in the job of this process, and report progress, by which the cluster sees that it is not frozen.
+
+    Args:
+        run: the run.
+        stall_s: seconds without a report after which the cluster starts the job again.
 
     Raises:
         ConnectionFailed: the connection to the cluster has ended; a new attempt of the job continues.
@@ -234,7 +238,7 @@ async def run_as_job(run: SubmittedRun) -> RunStatus | None:
     async def report() -> None:
         while True:
             progress(done, None if trainer is None else trainer.steps, "updates")
-            await trio.sleep(_stall_s(run.parts) / HEARTBEATS)
+            await trio.sleep(stall_s / HEARTBEATS)
 
     run.on_step = count
     with single_errors():

@@ -10,13 +10,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fray.cli.main import main
-from fray.rl.records.run_files import read_status
+from fray.rl import run_job
+from fray.rl.records.run_files import read_state, read_status
 from fray.rl.run_job import FAILED_CODE
 from tests.processes.lab import TOKEN, Lab, open_lab
 
@@ -79,7 +81,7 @@ def fray(lab: Lab, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 def wait_for(output: Path, what: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """Return the status of a run when it is what is waited for."""
     give_up_at = time.monotonic() + 60
-    while not what(status := read_status(output)):
+    while not what(status := read_state(output)):
         assert time.monotonic() < give_up_at, status
         time.sleep(0.1)
     return status
@@ -142,3 +144,56 @@ def test_a_run_that_fails_is_not_started_again(recipe: Path, fray: Command) -> N
     assert "KeyError: 'answer'" in status["error"]
     assert "KeyError: 'answer'" in fray("logs", job)[2]
     assert len(json.loads(fray("show", job, "--json")[1])["attempts"]) == 1
+
+
+def steps_of(output: Path) -> list[float]:
+    return [json.loads(line)["step"] for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_whose_controller_is_frozen_is_started_again(
+    recipe: Path, fray: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A frozen process is found within seconds here; of users, after a minute or more.
+    monkeypatch.setattr(run_job, "LEAST_STALL_S", 10.0)
+    output = recipe.parent / "out"
+    job = fray("rl", "run", str(recipe), "name=frozen", "liveness_s=10", "--detach")[1].strip()
+    frozen = wait_for(output, lambda found: found.get("step", 0) >= 3)
+    os.kill(frozen["pid"], signal.SIGSTOP)
+    status = wait_for(output, lambda found: found["metrics"]["line"] == 1)
+    assert (status["job"], status["state"]) == (job, "running")
+    assert status["pid"] != frozen["pid"]
+    assert not Path(f"/proc/{frozen['pid']}").exists(), "it must not wake up beside its successor"
+    steps = steps_of(output)
+    assert steps == list(range(1, len(steps) + 1))
+    assert fray("stop", job)[0] == 0
+
+
+def test_a_living_driver_is_followed_and_continued_when_it_is_lost(recipe: Path, lab: Lab, fray: Command) -> None:
+    output = recipe.parent / "out"
+    command = [sys.executable, "-m", "fray.cli", "rl", "run", str(recipe), "name=followed"]
+    with ExitStack() as stack:
+
+        def start(**options: Any) -> subprocess.Popen[str]:
+            process = stack.enter_context(subprocess.Popen(command, env=lab.environ(), text=True, **options))
+            stack.callback(process.kill)
+            return process
+
+        driver = start(stderr=subprocess.DEVNULL)
+        status = wait_for(output, lambda found: found.get("step", 0) >= 3)
+        assert (status["pid"], status["job"]) == (driver.pid, "")
+        follower = start(stderr=subprocess.PIPE)
+        lines = follower.stderr
+        assert lines is not None
+        assert f"run followed is running already in process {driver.pid} on " in next(lines)
+        # Lines of the driver.
+        assert any(f"step {read_status(output)['step'] + 1}/" in line for line in lines)
+        driver.kill()
+        assert any("its process was lost: continues here" in line for line in lines)
+        assert any("continues after step" in line for line in lines)
+        assert any(": reward" in line for line in lines)
+        assert read_status(output)["pid"] == follower.pid
+        assert fray("rl", "stop", "followed")[:2] == (0, "ends after the update under way, which is saved\n")
+        rest = lines.read()
+        assert follower.wait() == 0, rest
+    steps = steps_of(output)
+    assert steps == list(range(1, len(steps) + 1))
