@@ -94,6 +94,7 @@ class TrainingService:
             AdapterPlan(
                 settings.models, settings.directory / "models", settings.threads, settings.resources, settings.session_s
             ),
+            lambda user_id, tokens, seconds: self._jobs.usage.add(trio.current_time(), user_id, tokens, seconds),
         )
         self._ready = trio.Event()
         self._url = ""
@@ -105,7 +106,7 @@ class TrainingService:
                 *scheduler_routes(self._jobs),
                 *training_routes(self._jobs),
                 *inference_routes(self._jobs),
-                *operator_routes(self._jobs),
+                *operator_routes(self._jobs, self._runs),
                 *tinker_routes(self._jobs, self._runs),
                 *openai_routes(self._jobs, self._runs),
             ],

@@ -25,7 +25,7 @@ from fray import rl
 from fray.tinker.api_store import TinkerCheckpoint, TinkerStore
 from fray.tinker.tinker_api import downloads
 from fray.tinker.tinker_api.base_engine import AdapterPlan
-from fray.tinker.tinker_api.downloads import Downloads, Member, tar_parts, tar_size
+from fray.tinker.tinker_api.downloads import Downloads, TarMember, tar_parts, tar_size
 from fray.tinker.tinker_api.tinker_runs import TinkerRuns
 
 PATH = "tinker://a:train:0/weights/x"
@@ -69,7 +69,7 @@ async def test_a_tar_is_sent_in_parts_and_has_what_peft_reads(tmp_path: Path) ->
         "adapter_model.safetensors": (saved / "adapter_model.safetensors").read_bytes(),
         "checkpoint_complete": b"",
     }
-    members = [Member("a", 3_000_001, saved / "adapter_model.safetensors"), Member("b", 0, None)]
+    members = [TarMember("a", 3_000_001, saved / "adapter_model.safetensors"), TarMember("b", 0, None)]
     sizes = [len(part) async for part in tar_parts(members, 0)]
     assert max(sizes) == downloads.PART_BYTES, "a file is never in memory as a whole"
     assert sum(sizes) == tar_size(members)

@@ -80,7 +80,7 @@ async def test_an_operator_sees_jobs_and_gives_keys(
         denied = await fray("ls", status=2, where=("--url", service.url))
         assert denied.strip().endswith("give a key with --key-file FILE or FRAY_TINKER_KEY")
         key_file.write_text(ada["tinker_api_key"] + "\n")
-        assert await fray("ls", where=at_url) == []
+        assert (await fray("ls", where=at_url))["jobs"] == []
         assert "Admin access required" in await fray("key", "list", status=2, where=at_url)
 
         def work() -> tuple[str, str]:
@@ -93,7 +93,7 @@ async def test_an_operator_sees_jobs_and_gives_keys(
             return first["job_id"], second["job_id"]
 
         first, second = await trio.to_thread.run_sync(work)
-        assert [(job["job_id"], job["status"], job["user"]) for job in await fray("ls", where=at_url)] == [
+        assert [(job["job_id"], job["status"], job["user"]) for job in (await fray("ls", where=at_url))["jobs"]] == [
             (first, "RUNNING", "ada"),
             (second, "QUEUED", "ada"),
         ]
@@ -118,8 +118,8 @@ async def test_an_operator_sees_jobs_and_gives_keys(
         assert f"no job '{first}'" in await fray("cancel", first, status=2, where=at_url)
 
         assert (await fray("cancel", second))["status"] == "CANCELLED"
-        assert [job["job_id"] for job in await fray("ls", "--all")] == [first, second]
-        assert [job["job_id"] for job in await fray("ls")] == [first]
+        assert [job["job_id"] for job in (await fray("ls", "--all"))["jobs"]] == [first, second]
+        assert [job["job_id"] for job in (await fray("ls"))["jobs"]] == [first]
 
         # A revoked key is refused in both spellings; the user's next key has the same jobs.
         key_file.write_text(root["api_key"])
@@ -139,4 +139,46 @@ async def test_an_operator_sees_jobs_and_gives_keys(
         again = await fray("key", "create", "ada")
         assert again["user_id"] == ada["user_id"]
         key_file.write_text(again["api_key"])
-        assert [job["job_id"] for job in await fray("ls", where=at_url)] == [first]
+        assert [job["job_id"] for job in (await fray("ls", where=at_url))["jobs"]] == [first]
+
+        # The Tinker API: what there is, who waits for what, sizes and expiry.
+        from tests.tinker.test_tinker_api import Api
+
+        def train() -> str:
+            api = Api(service.url, again["tinker_api_key"])
+            model = api.model()
+            api.result(api.forward(model, 1, tuple([1] * 100)).body)
+            api.result(api.post("save_weights", model_id=model, seq_id=2, path="here", ttl_seconds=7200))
+            session = model.partition(":")[0]
+            made = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "tiny"}
+            api.post("create_sampling_session", **made)
+            api.forward(model, 4)
+            return model
+
+        model = await trio.to_thread.run_sync(train)
+        listed = await fray("ls", where=at_url)
+        (found,), (sampler,), (checkpoint,) = (listed[name] for name in ("models", "samplers", "checkpoints"))
+        assert (found["model_id"], found["user"], found["base_model"], found["executed"]) == (model, "ada", "tiny", 2)
+        assert found["activity"] == "request 4 waits for request 3, which has not come"
+        assert sampler["activity"] == "waits for its client's next request"
+        assert checkpoint["path"] == f"tinker://{model}/weights/here"
+        assert (checkpoint["bytes"] > 1_000, checkpoint["expires_at"] - checkpoint["created_at"]) == (True, 7200)
+        while not (await fray("show", model))["place"]:
+            pass  # its engine's facts are at most a second old
+        shown = await fray("show", model, where=at_url)
+        assert (shown["place"], shown["checkpoints"], shown["lora"]["rank"]) == ("resident", [checkpoint], 4)
+        assert (await fray("explain", model))["explanation"] == found["activity"]
+        status = await fray("top", "--once", where=at_url)
+        assert [(each["base_model"], each["is_up"], each["resident"]) for each in status["engines"]] == [
+            ("tiny", True, 1)
+        ]
+        (used,) = status["users"]
+        assert (used["user"], used["tokens_per_s"] > 100 / 60, used["busy_s"] > 0) == ("ada", True, True)
+        for verb in (["ls"], ["top", "--once"], ["show", model], ["show", sampler["sampler_id"]]):
+            assert await trio.to_thread.run_sync(main, ["tinker", *verb, "--directory", str(directory)]) == 0
+            said = capsys.readouterr().out
+            assert found["activity"] in said or sampler["sampler_id"] == verb[-1]
+        key_file.write_text(bob["api_key"])
+        nothing = await fray("ls", where=at_url)
+        assert [nothing[name] for name in ("jobs", "models", "samplers", "checkpoints")] == [[], [], [], []]
+        assert f"no model or sampler '{model}'" in await fray("show", model, status=2, where=at_url)

@@ -20,13 +20,13 @@ PERIOD_S = 1.0
 def ls(options: argparse.Namespace) -> int:
     """Run ``fray tinker ls``."""
     with open_service(options) as service:
-        jobs = service.ask("GET", "/fray/status")["jobs"]
+        status = service.ask("GET", "/fray/status")
     if not options.all:
-        jobs = [job for job in jobs if job["completed_at"] is None]
+        status["jobs"] = [job for job in status["jobs"] if job["completed_at"] is None]
     if options.json:
-        say_json(jobs)
+        say_json({name: status[name] for name in ("jobs", "models", "samplers", "checkpoints")})
     else:
-        say(_job_lines(jobs))
+        say([*_job_lines(status["jobs"]), *_run_lines(status), *_checkpoint_lines(status["checkpoints"])])
     return 0
 
 
@@ -39,7 +39,8 @@ def top(options: argparse.Namespace) -> int:
             if options.json:
                 say_json({**status, "jobs": jobs})
             else:
-                lines = [*_user_lines(status["users"]), "", *_job_lines(jobs)]
+                lines = [*_user_lines(status["users"]), *_engine_lines(status["engines"]), "", *_job_lines(jobs)]
+                lines += _run_lines(status)
                 (say if options.once else say_screen)(lines)
             sys.stdout.flush()
             if options.once:
@@ -50,9 +51,12 @@ def top(options: argparse.Namespace) -> int:
 def show(options: argparse.Namespace) -> int:
     """Run ``fray tinker show``."""
     with open_service(options) as service:
-        job = _job(service, options)
+        job = _run(service, options) if ":" in options.job else _job(service, options)
     if options.json:
         say_json(job)
+        return 0
+    if ":" in options.job:
+        say(fields(_run_pairs(job)))
         return 0
     requests = "" if job["requests"] is None else f"{job['requests']} received, {job['executed']} executed"
     checkpoints = [f"{each['path']}  step {each['step']}, {each['bytes'] / 1e6:.1f} MB" for each in job["checkpoints"]]
@@ -76,6 +80,10 @@ def show(options: argparse.Namespace) -> int:
 def explain(options: argparse.Namespace) -> int:
     """Run ``fray tinker explain``."""
     with open_service(options) as service:
+        if ":" in options.job:
+            run = _run(service, options)
+            say_json({"explanation": run["activity"]}) if options.json else say([f"{options.job}: {run['activity']}"])
+            return 0
         job = _job(service, options)
     if options.json:
         say_json({name: job[name] for name in ("job_id", "status", "explanation")})
@@ -101,18 +109,88 @@ def _job(service: ServiceConnection, options: argparse.Namespace) -> dict[str, A
     return found
 
 
+def _run(service: ServiceConnection, options: argparse.Namespace) -> dict[str, Any]:
+    """Return a model or sampler of the Tinker API: ids of both have colons."""
+    found: dict[str, Any] = service.ask("GET", f"/fray/runs/{quote(options.job, safe='')}")
+    return found
+
+
+def _run_pairs(run: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what ``fray tinker show`` says about a model or sampler."""
+    requests = "" if run.get("requests") is None else f"{run['requests']} received, {run['executed']} executed"
+    lora = run.get("lora") or {}
+    return [
+        ("model", run.get("model_id", "")),
+        ("sampler", run.get("sampler_id", "")),
+        ("user", run["user"]),
+        ("why", run["activity"]),
+        ("base model", run["base_model"]),
+        ("weights", run.get("weights") or ""),
+        ("adapter", ", ".join(f"{name} {value}" for name, value in lora.items())),
+        ("place", run["place"]),
+        ("requests", requests),
+        ("checkpoints", "\n".join(_checkpoint_lines(run.get("checkpoints", []))[1:])),
+    ]
+
+
+def _engine_lines(engines: Sequence[dict[str, Any]]) -> list[str]:
+    return [
+        f"engine of {each['base_model']}: "
+        + (
+            f"{each['resident']} adapters resident, {each['offloaded']} offloaded"
+            if each["is_up"]
+            else each["error"] or "is being started"
+        )
+        for each in engines
+    ]
+
+
+def _run_lines(status: dict[str, Any]) -> list[str]:
+    """Return the tables of models and samplers of the Tinker API; those that are empty are left out."""
+    models = [
+        [
+            *(each["model_id"], each["user"], each["base_model"], str(each["lora"]["rank"]), each["place"]),
+            *(f"{each['executed']}/{each['requests']}", each["activity"]),
+        ]
+        for each in status["models"]
+    ]
+    samplers = [
+        [each["sampler_id"], each["user"], each["weights"] or each["base_model"], each["place"], each["activity"]]
+        for each in status["samplers"]
+    ]
+    heads = ["MODEL", "USER", "BASE", "RANK", "PLACE", "DONE", "WHY"]
+    lines = ["", *table(heads, models, width())] if models else []
+    return lines + (["", *table(["SAMPLER", "USER", "WEIGHTS", "PLACE", "WHY"], samplers, width())] if samplers else [])
+
+
+def _checkpoint_lines(checkpoints: Sequence[dict[str, Any]]) -> list[str]:
+    rows = [
+        [
+            *(each["path"], each["user"], f"{each['bytes'] / 1e6:.1f} MB", clock(each["created_at"])),
+            "never" if each["expires_at"] is None else clock(each["expires_at"]),
+        ]
+        for each in checkpoints
+    ]
+    return ["", *table(["CHECKPOINT", "USER", "SIZE", "CREATED", "EXPIRES"], rows, width())] if rows else []
+
+
 def _user_lines(users: Sequence[dict[str, Any]]) -> list[str]:
     rows = [
-        [user["user"], f"{user['tokens_per_s']:.1f}", f"{user['share']:.0%}", span(user["busy_s"])]
+        [
+            *(user["user"], f"{user['tokens_per_s']:.1f}", f"{user['share']:.0%}", span(user["busy_s"])),
+            str(user["waiting_samples"]),
+        ]
         for user in sorted(users, key=lambda user: -user["share"])
     ]
-    return table(["USER", "TOKENS/S", "SHARE", "ENGINE TIME"], rows, width()) if rows else ["no use in the last minute"]
+    heads = ["USER", "TOKENS/S", "SHARE", "ENGINE TIME", "WAITING"]
+    return table(heads, rows, width()) if rows else ["no use in the last minute"]
 
 
 def _job_lines(jobs: Sequence[dict[str, Any]]) -> list[str]:
     rows = [
         [
             job["job_id"],
+            job["kind"],
             job["status"],
             job["user"],
             str(job["gpus"]),
@@ -122,4 +200,4 @@ def _job_lines(jobs: Sequence[dict[str, Any]]) -> list[str]:
         ]
         for job in jobs
     ]
-    return table(["JOB", "STATE", "USER", "GPUS", "STEPS", "CREATED", "WHY"], rows, width())
+    return table(["JOB", "KIND", "STATE", "USER", "GPUS", "STEPS", "CREATED", "WHY"], rows, width())

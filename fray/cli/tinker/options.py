@@ -55,9 +55,13 @@ def add_tinker(verbs: Verbs) -> None:
 
 def _add_look(below: Verbs) -> None:
     for name, text, example in (
-        ("ls", "list jobs: state, user, steps, what each waits for", "ls --directory ./service"),
+        ("ls", "list jobs, models, samplers and checkpoints: what each waits for", "ls --directory ./service"),
         ("top", "show each second who uses the engines, and what the jobs do", "top --directory ./service --once"),
-        ("show", "show a job: requests, steps, configuration, checkpoints", "show 3f9c0d5e71a2 --url http://host:8765"),
+        (
+            "show",
+            "show a job, model or sampler: requests, steps, checkpoints",
+            "show 3f9c0d5e71a2 --url http://host:8765",
+        ),
         (
             "explain",
             "explain the state of a job: what it waits for, or what ended it",

@@ -11,16 +11,20 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from fray.tinker.core.keys import ServiceUser, tinker_key_of
+from fray.tinker.core.usage import UserUsage
 from fray.tinker.opentinker.answers import fields_of, json_of
 from fray.tinker.opentinker.callers import ForUser, for_user
+from fray.tinker.operations.shown_runs import shown_checkpoint, shown_model, shown_runs, shown_sampler
 from fray.tinker.service_jobs import JobRefused, ServiceJobs
 from fray.tinker.store import ServiceJob
+from fray.tinker.tinker_api.tinker_runs import TinkerRuns
 
+NO_USAGE = UserUsage(0.0, 0.0, 0.0)
 SHOWN_IDS = 5
 """Ids in the message about one that is incomplete."""
 
 
-def operator_routes(jobs: ServiceJobs) -> list[Route]:
+def operator_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
     """Return the routes. Users see their own jobs and use, administrators those of all; keys are theirs alone."""
 
     def shown(job: ServiceJob) -> dict[str, Any]:
@@ -44,19 +48,41 @@ def operator_routes(jobs: ServiceJobs) -> list[Route]:
     def visible(user: ServiceUser) -> list[ServiceJob]:
         return [job for job in jobs.jobs.values() if jobs.may_see(user, job)]
 
+    def sees(user: ServiceUser, user_id: str) -> bool:
+        return user.is_admin or user.user_id == user_id
+
     async def status(request: Request, user: ServiceUser) -> Response:
-        usage = jobs.usage.by_user(trio.current_time())
+        usage, waiting = jobs.usage.by_user(trio.current_time()), runs.waiting_by_user()
+        found = {each: usage.get(each, NO_USAGE) for each in [*usage, *waiting] if sees(user, each)}
         users = [
             {
                 "user": jobs.name_of(user_id),
                 "tokens_per_s": used.tokens_per_s,
                 "share": used.share,
                 "busy_s": used.busy_s,
+                "waiting_samples": waiting.get(user_id, 0),
             }
-            for user_id, used in usage.items()
-            if user.is_admin or user_id == user.user_id
+            for user_id, used in found.items()
         ]
-        return JSONResponse({"version": jobs.version, "jobs": [shown(job) for job in visible(user)], "users": users})
+        return JSONResponse(
+            {
+                "version": jobs.version,
+                "jobs": [shown(job) for job in visible(user)],
+                "users": users,
+                **shown_runs(runs, lambda user_id: sees(user, user_id), jobs.name_of),
+            }
+        )
+
+    async def one_run(request: Request, user: ServiceUser) -> Response:
+        name = request.path_params["name"]
+        model, sampler = runs.models.get(name), runs.samplers.get(name)
+        if model is not None and sees(user, model.user_id):
+            saved = [each for each in runs.checkpoints.values() if each.model_id == name]
+            checkpoints = [shown_checkpoint(each, jobs.name_of) for each in saved]
+            return JSONResponse({**shown_model(runs, model, jobs.name_of), "checkpoints": checkpoints})
+        if sampler is not None and sees(user, sampler.user_id):
+            return JSONResponse(shown_sampler(runs, sampler, jobs.name_of))
+        raise HTTPException(404, f"no model or sampler {name!r}; fray tinker ls lists them")
 
     async def one_job(request: Request, user: ServiceUser) -> Response:
         name = request.path_params["job"]
@@ -118,6 +144,7 @@ def operator_routes(jobs: ServiceJobs) -> list[Route]:
     return [
         route("/fray/status", status, "GET"),
         route("/fray/jobs/{job}", one_job, "GET"),
+        route("/fray/runs/{name}", one_run, "GET"),
         route("/fray/keys", list_keys, "GET", admin=True),
         route("/fray/keys", create_key, "POST", admin=True),
         route("/fray/keys/{name}", revoke_key, "DELETE", admin=True),

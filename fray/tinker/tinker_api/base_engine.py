@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import trio
 from attrs import frozen
 
+from fray.errors import FrayError
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig
 from fray.rl.model_spec import ModelSpec
 from fray.tinker.adapter_engine import AdapterEngine, AdapterEngineSettings
-from fray.tinker.kept_engine import KeptEngine
+from fray.tinker.kept_engine import EngineFailed, KeptEngine
 
 RESTARTS = 100
 """Restarts of an engine within `RESTART_PERIOD_S`, before its models fail."""
 RESTART_PERIOD_S = 600.0
 NAME_LIMIT = 40
+INFO_S = 1.0
+"""Pause between two readings of an engine's facts."""
 
 
 @frozen
@@ -60,7 +64,30 @@ class BaseEngine(KeptEngine):
 
     def __init__(self, base_model: str, plan: AdapterPlan) -> None:
         self.base_model, self._plan = base_model, plan
+        self.info: dict[str, Any] = {}
+        """Facts of `AdapterEngine.info`, at most `INFO_S` old; empty: it is not up."""
         super().__init__(f"tinker-engine-{_slug(base_model)}", self._create)
+
+    async def watch(self, on_use: Callable[[str, float], None]) -> None:
+        """Keep `info`, and report the seconds of computation by user, until the engine is not started any more."""
+        incarnation, served = 0, dict[str, float]()
+        while True:
+            try:
+                number, engine = await self.up()
+                if number != incarnation:
+                    incarnation, served = number, {}
+                self.info = await engine.info.options(idempotent=True)()
+            except EngineFailed:
+                self.info = {}
+                return
+            except FrayError:
+                self.info = {}
+            else:
+                for user, seconds in self.info["seconds"].items():
+                    if seconds > served.get(user, 0.0):
+                        on_use(user, seconds - served.get(user, 0.0))
+                served = self.info["seconds"]
+            await trio.sleep(INFO_S)
 
     async def _create(self, scope: Any) -> Any:
         return await scope.create_actor(

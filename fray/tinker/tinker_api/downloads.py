@@ -103,13 +103,13 @@ class Downloads:
         members = []
         for name in [wanted.file] if wanted.file else FILES:
             try:
-                members.append(Member(name, (await trio.Path(directory / name).stat()).st_size, directory / name))
+                members.append(TarMember(name, (await trio.Path(directory / name).stat()).st_size, directory / name))
             except OSError as error:
                 raise NotFound(f"{wanted.checkpoint!r} has no file {name}: {error.strerror}") from None
         if wanted.file:
             size, content = members[0].size, parts_of(members[0])
         else:
-            members.append(Member(COMPLETE, 0, None))
+            members.append(TarMember(COMPLETE, 0, None))
             size, content = tar_size(members), tar_parts(members, int(checkpoint.created_at))
         return StreamingResponse(
             content,
@@ -119,7 +119,7 @@ class Downloads:
 
 
 @frozen
-class Member:
+class TarMember:
     """File of a tar.
 
     Attributes:
@@ -133,12 +133,12 @@ class Member:
     path: Path | None
 
 
-def tar_size(members: Sequence[Member]) -> int:
+def tar_size(members: Sequence[TarMember]) -> int:
     """Return the bytes of a tar."""
     return sum(BLOCK + -(-member.size // BLOCK) * BLOCK for member in members) + 2 * BLOCK
 
 
-async def tar_parts(members: Sequence[Member], time_s: int) -> AsyncIterator[bytes]:
+async def tar_parts(members: Sequence[TarMember], time_s: int) -> AsyncIterator[bytes]:
     """Return a tar, part by part. Raises OSError if a file is shorter than it was."""
     for member in members:
         info = tarfile.TarInfo(member.name)
@@ -151,7 +151,7 @@ async def tar_parts(members: Sequence[Member], time_s: int) -> AsyncIterator[byt
     yield b"\0" * (2 * BLOCK)
 
 
-async def parts_of(member: Member) -> AsyncIterator[bytes]:
+async def parts_of(member: TarMember) -> AsyncIterator[bytes]:
     """Return the bytes of a file, part by part. Raises OSError if it is gone, or shorter than it was."""
     if member.path is None:
         return

@@ -55,6 +55,7 @@ class ModelRun:
         has_checkpoint: returns whether there is a checkpoint of a path.
         on_saved: called with what an operation saved, before its answer is kept.
         on_answer: called with the number of each request that has its answer.
+        on_tokens: called with the number of tokens of each forward pass.
     """
 
     def __init__(
@@ -67,11 +68,12 @@ class ModelRun:
         has_checkpoint: Callable[[str], bool],
         on_saved: Callable[[ModelRun, Fields, OperationResult, AdapterOperation, int], Awaitable[dict[str, Any]]],
         on_answer: Callable[[int], None],
+        on_tokens: Callable[[int], None],
     ) -> None:
         self.model, self._store, self._engine = model, store, engine
         self.ledger = Ledger(entries, first=0)
         self._find_checkpoint, self._has_checkpoint = find_checkpoint, has_checkpoint
-        self._on_saved, self._on_answer = on_saved, on_answer
+        self._on_saved, self._on_answer, self._on_tokens = on_saved, on_answer, on_tokens
         self._writing: set[int] = set()
         self._changed = trio.Event()
         self.scope = trio.CancelScope()
@@ -101,6 +103,25 @@ class ModelRun:
         if not self._engine.is_up:
             return "paused_capacity", f"the engine of {self.model.base_model} is being started"
         return "active", f"{seq - self.ledger.applied - 1} requests of this model are before it"
+
+    @property
+    def executed(self) -> int:
+        """Requests that were executed, the creation of the model not counted."""
+        return max(self.ledger.applied, 0)
+
+    def activity(self) -> str:
+        """Return what the model waits for, in words."""
+        if self.failure:
+            return self.failure
+        waiting = sorted(seq for seq in self.ledger.entries if seq > self.ledger.applied)
+        if not waiting:
+            return f"waits for its client's next request; {self.executed} executed"
+        behind = f"; {len(waiting) - 1} wait behind it" if len(waiting) > 1 else ""
+        if waiting[0] != self.ledger.applied + 1 or not self._engine.is_up:
+            return f"{self.waits_because(waiting[0])[1]}{behind}"
+        return (
+            f"request {waiting[0]}, {self.ledger.entries[waiting[0]].kind}, is executed or waits for its turn{behind}"
+        )
 
     async def run(self) -> None:
         """Execute requests until the model ends; after a loss of its engine those since its snapshot again."""
@@ -159,6 +180,7 @@ class ModelRun:
         if result.error:
             return failed(result.error), result.snapshot
         if isinstance(operation, ForwardPass):
+            self._on_tokens(sum(len(each.tokens) for each in operation.data))
             outputs = {"logprobs": result.logprobs, "elementwise_loss": result.losses}
             return {
                 "outputs": {name: [[float(each) for each in row] for row in rows] for name, rows in outputs.items()},

@@ -107,6 +107,7 @@ class SampledModels:
             lambda engine, request: engine.stream.stream(user_id, _of(weights, request)),
             partial(self.known.max_length, base_model),
             self._counted,
+            lambda tokens: self.known.runs.on_use(user_id, tokens, 0.0),
         )
         return ServedModel(server, name, await self.known.tokenizer(base_model))
 

@@ -8,7 +8,7 @@ import secrets
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -65,10 +65,16 @@ class TinkerRuns:
     Args:
         store: of the API.
         plan: settings of engines.
+        on_use: called with a user, tokens that were trained or generated, and seconds of an engine.
     """
 
-    def __init__(self, store: TinkerStore, plan: AdapterPlan) -> None:
-        self._store, self.plan = store, plan
+    def __init__(
+        self,
+        store: TinkerStore,
+        plan: AdapterPlan,
+        on_use: Callable[[str, int, float], None] = lambda user_id, tokens, seconds: None,
+    ) -> None:
+        self._store, self.plan, self.on_use = store, plan, on_use
         self.sessions: dict[str, TinkerSession] = {}
         self.models: dict[str, TinkerModel] = {}
         self.samplers: dict[str, TinkerSampler] = {}
@@ -217,6 +223,24 @@ class TinkerRuns:
             raise NotFound(f"you have no model {model_id!r:.100}")
         return model
 
+    @property
+    def engines(self) -> Mapping[str, BaseEngine]:
+        """Engines that were needed, by base model."""
+        return self._engines
+
+    def run_of(self, model_id: str) -> ModelRun | None:
+        """Return the requests of a model; None: its session has ended."""
+        return self._runs.get(model_id)
+
+    def waiting_of(self, sampler_id: str) -> int:
+        """Return how many requests for samples of a sampler wait."""
+        ledger = self._samples.get(sampler_id)
+        return 0 if ledger is None else sum(entry.answer is None for entry in ledger.entries.values())
+
+    def waiting_by_user(self) -> dict[str, int]:
+        """Return how many requests for samples of each user wait, those without a future included."""
+        return {user_id: count for user_id, count in self._waiting.items() if count}
+
     def shown_models(self) -> list[dict[str, Any]]:
         """Return facts about the models whose sessions have not ended."""
         return [
@@ -291,6 +315,7 @@ class TinkerRuns:
             assert self._nursery is not None
             assert self._cluster is not None
             self._nursery.start_soon(engine.run, self._cluster)
+            self._nursery.start_soon(engine.watch, lambda user_id, seconds: self.on_use(user_id, 0, seconds))
         return engine
 
     def _start_model(self, model: TinkerModel, entries: list[LedgerEntry]) -> None:
@@ -303,6 +328,7 @@ class TinkerRuns:
             lambda path: path in self.checkpoints,
             self._saved,
             lambda seq: self._answered(f"{model.id}:{seq}"),
+            lambda tokens: self.on_use(model.user_id, tokens, 0.0),
         )
         self._runs[model.id] = run
         for entry in entries:
@@ -505,6 +531,7 @@ class TinkerRuns:
                     incarnation, engine = await self._engine(sampler.base_model).up(incarnation)
                     result = await engine.sample(sampler.user_id, wanted.request)
                     answer = _samples_answer(result, wanted)
+                    self.on_use(sampler.user_id, sum(len(each.tokens) for each in result.sequences), 0.0)
                 except ActorDied:
                     continue
                 except EngineFailed as error:
