@@ -81,7 +81,8 @@ def fray(lab: Lab, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 def wait_for(output: Path, what: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """Return the status of a run when it is what is waited for."""
     give_up_at = time.monotonic() + 60
-    while not what(status := read_state(output)):
+    # There is none before its process has begun.
+    while not what(status := read_status(output) if read_state(output) else {}):
         assert time.monotonic() < give_up_at, status
         time.sleep(0.1)
     return status
