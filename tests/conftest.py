@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import re
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -41,6 +42,8 @@ NEEDS_EXTRAS = (
     "test_reference.py",
 )
 """Files that need the packages of constraints-test.txt or constraints-docs.txt, which ``make test-all`` installs."""
+ASKS_FOR_PACKAGE = re.compile(r"(importorskip|find_spec)\((?![\"']torch[\"'])")
+"""Found in files that skip where a package is missing, other than torch, whose tests `make test-rl` runs."""
 TEST_LIMIT_S = 180
 """Seconds after which a test counts as hanging; ``@pytest.mark.within(seconds)`` sets another limit."""
 
@@ -122,7 +125,7 @@ def _needs_more(path: Path) -> bool:
 @cache
 def _asks_for_packages(path: Path) -> bool:
     """Return whether a file skips tests where a package is missing, which may be one that `make test-all` installs."""
-    return any(word in path.read_text(encoding="utf-8") for word in ("importorskip", "find_spec"))
+    return ASKS_FOR_PACKAGE.search(path.read_text(encoding="utf-8")) is not None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -69,18 +69,10 @@ class _Pipe:
     dead_at: float = NEVER
     """Time of the receiver's end: from then on sending fails."""
     changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
-    receiving: trio.CancelScope | None = None
-    """Wait of the receiver, until the next arrival: a message that is sent moves its deadline, and wakes no task."""
 
     def clear(self) -> None:
         self.queue.clear()
         self.queued_bytes = 0
-
-    def wake(self) -> None:
-        """Wake all tasks that wait: they look again."""
-        self.changed.unpark_all()
-        if self.receiving is not None:
-            self.receiving.cancel()
 
 
 class MemoryTransport:
@@ -134,9 +126,8 @@ class MemoryTransport:
             due = self._next_event_at(pipe)
             if due > trio.current_time():
                 # No task delivers messages: a virtual clock jumps to the next arrival by this deadline.
-                with trio.CancelScope(deadline=due) as pipe.receiving:
-                    await trio.sleep_forever()
-                pipe.receiving = None
+                with trio.move_on_at(due):
+                    await pipe.changed.park()
             elif pipe.queue:
                 return self._take(pipe)
             else:
@@ -146,7 +137,7 @@ class MemoryTransport:
         """See `Transport.aclose`: sent messages are still delivered."""
         # As a message of its own: the end arrives after everything sent before.
         self._out.ended_at = min(self._out.ended_at, self._arrival())
-        self._out.wake()
+        self._out.changed.unpark_all()
         with trio.move_on_after(CLOSE_S):
             while self._closed_reason is None and self._next_event_at(self._back) > trio.current_time():
                 with trio.move_on_at(self._next_event_at(self._back)):
@@ -184,8 +175,8 @@ class MemoryTransport:
 
     def wake(self) -> None:
         """Wake waiting tasks, after a change of the network."""
-        self._out.wake()
-        self._back.wake()
+        self._out.changed.unpark_all()
+        self._back.changed.unpark_all()
 
     def _next_event_at(self, pipe: _Pipe) -> float:
         """Return the time at which there is a message to receive, or the end."""
@@ -237,8 +228,6 @@ class MemoryTransport:
             pipe.queue.append((pipe.last_arrival, message))
             pipe.queued_bytes += len(message)
             pipe.changed.unpark_all()
-            if pipe.receiving is not None and len(pipe.queue) == 1:
-                pipe.receiving.deadline = self._next_event_at(pipe)
         if fault is not MessageFault.DELIVER:
             # The sender gets the same error whether the message arrives or not, as on a wire: it must conclude nothing
             # from it.

@@ -56,7 +56,7 @@ def test_a_recipe_is_the_run_that_a_program_would_write(directory: Path) -> None
 def test_all_settings_of_a_run_are_keys(directory: Path) -> None:
     written = load_run(recipe())
     # Those that the program gives, what has to be read, and what follows from the rest.
-    others = {"on_step", "on_validation", "parts", "model", "data", "rollout", "trainer", "resources"}
+    others = {"on_step", "on_validation", "on_post", "parts", "model", "data", "rollout", "trainer", "resources"}
     same = {one.name: getattr(written, one.name) for one in attrs.fields(rl.Run) if one.name not in others}
     again = load_run(recipe(**same))
     assert {name: getattr(again, name) for name in same} == same
