@@ -48,7 +48,7 @@ test-more: lint
 	@tools/venv docs
 	@$(PYTEST) --more $(PARALLEL) -m "not timed" $(ARGS) || [ $$? -eq 5 ]
 	@$(PYTEST) --more -m timed $(ARGS) || [ $$? -eq 5 ]
-	@[ -n "$(ARGS)" ] || FRAY_PYTHONS="3.12 3.13 3.14" tools/pythons
+	@[ -n "$(ARGS)" ] || FRAY_PYTHONS="3.13 3.14" tools/pythons
 	@[ -n "$(ARGS)" ] || $(MAKE) test-rl
 	@[ -n "$(ARGS)" ] || $(MAKE) test-marin ARGS='-k "constraint or marin or slices or environment or pickles or current or spec"'
 
