@@ -104,6 +104,8 @@ class TrainingRunner:
         self._engine: Any = None
         self._reward: Reward | None = None
         self._snapshot_due = 0.0
+        self._has_new_step = False
+        """A step was trained that no snapshot has."""
 
     # Snapshots --------------------------------------------------------------------------------------------------------
 
@@ -128,7 +130,7 @@ class TrainingRunner:
         self._trainer.save(unfinished)
         (unfinished / SESSION_FILE).write_text(json.dumps(asdict(self._session)))
         remove_older(self._snapshots, finish_checkpoint(unfinished, seq))
-        self._snapshot, ended = seq, self._clock()
+        self._snapshot, self._has_new_step, ended = seq, False, self._clock()
         self._snapshot_due = ended + (ended - began) / SNAPSHOT_SHARE
 
     # Operations -------------------------------------------------------------------------------------------------------
@@ -136,12 +138,22 @@ class TrainingRunner:
     def execute(self, seq: int, kind: str, body: bytes, scores: Sequence[float] | None = None) -> EngineAnswer:
         """Execute a request and return its answer; one that fails has no effect.
 
+        It is given when the answers to those before it are on disk.
+
         Args:
             seq: its number.
             kind: an operation of `fray.tinker.core.training_session.EFFECTS`.
             body: JSON.
             scores: rewards of the step when it was executed first, which count again.
         """
+        if self._has_new_step and self._clock() >= self._snapshot_due:
+            # Not right after the step: this request comes when the answer to the one before is on disk. A snapshot that
+            # had a request whose answer was lost would leave its client to wait for ever.
+            try:
+                self._take_snapshot(seq - 1)
+            except OSError:
+                # The requests since the last one stay in the store, so nothing is lost. Tried again with the next one.
+                self._snapshot_due = 0.0
         is_batch = kind in ("train_step", "validate")
         try:
             message = _object_of(body)
@@ -159,12 +171,6 @@ class TrainingRunner:
             return self._failure(f"{kind}: {error.strerror or error}: {error.filename or self._directory}", error)
         except Exception as error:  # noqa: BLE001 (whatever fails in a step: its client gets it, and the job continues)
             return self._failure(f"{type(error).__name__}: {error}", error)
-        if kind == "train_step" and self._clock() >= self._snapshot_due:
-            try:
-                self._take_snapshot(seq)
-            except OSError:
-                # The requests since the last one stay in the store, so nothing is lost. Tried again with the next step.
-                self._snapshot_due = 0.0
         result = {name: value for name, value in answer.items() if not name.startswith("_")}
         return EngineAnswer(
             200,
@@ -241,6 +247,7 @@ class TrainingRunner:
             ]
         )
         self._session.global_steps += 1
+        self._has_new_step = True
         return {
             "status": "success",
             "metrics": _metrics(metrics, rewards, [len(each.token_ids) for _, _, each in samples]),

@@ -78,6 +78,9 @@ def test_after_a_snapshot_effects_are_executed_again_and_answers_stay() -> None:
     assert ledger.entries[1].answer == "first 1"
     with pytest.raises(ValueError, match="up to 9, but 4 is not in the ledger"):
         ledger.rewind(9)
+    ledger.receive("train_step", "c")
+    with pytest.raises(ValueError, match="up to 4, but the answer to 4 was lost"):
+        ledger.rewind(4)
 
 
 @st.composite

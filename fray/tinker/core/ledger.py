@@ -162,11 +162,14 @@ class Ledger:
         """Continue with an engine that has the requests up to a number: those after it are executed again.
 
         Raises:
-            ValueError: the ledger does not have all these requests, so the engine is not of this job.
+            ValueError: the ledger does not have all these requests, so the engine is not of this job, or not all their
+                answers, which would never be given.
         """
-        missing = next((seq for seq in range(self._first, applied + 1) if seq not in self.entries), None)
-        if missing is not None:
-            raise ValueError(f"the engine has executed requests up to {applied}, but {missing} is not in the ledger")
+        for seq in range(self._first, applied + 1):
+            entry = self.entries.get(seq)
+            if entry is None or entry.answer is None:
+                what = f"{seq} is not in the ledger" if entry is None else f"the answer to {seq} was lost"
+                raise ValueError(f"the engine has executed requests up to {applied}, but {what}")
         self.applied = applied
 
     def waits_for(self, seq: int) -> int | None:
