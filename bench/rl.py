@@ -226,7 +226,7 @@ async def weight_times(rounds: int) -> dict[str, Any]:
                 Coordinator, no_op_run(answered, 1, [{"prompt": "1"}]).parts.plan, [{}]
             )
             trainer: Any = await scope.create_actor(
-                TrainerProcess, model, rl.GRPO(groups=1, group_size=2, lr=1e-3), unused, 1
+                TrainerProcess, unused, model, rl.GRPO(groups=1, group_size=2, lr=1e-3), 1
             )
             servers: list[Any] = [
                 await scope.create_actor(InferenceServer, ModelEngine(model, slots=8, threads=1)) for _ in range(2)
@@ -306,6 +306,21 @@ async def long_answers(task: dict[str, Any], llm: rl.LLM) -> list[rl.Score]:
     return [rl.score(reply, reward=float(len(set(reply.token_ids)))) for reply in replies]
 
 
+class StepTimes:
+    """`RunLog` of the times of updates."""
+
+    def __init__(self) -> None:
+        self.at: list[float] = []
+
+    def add_step(self, *_: Any) -> None:
+        self.at.append(clock())
+
+    def ignore(self, *_: Any) -> None:
+        pass
+
+    add_samples = add_validation = add_posts = rewind = note = ignore
+
+
 async def busy_share(sync: str, steps: int) -> tuple[float, float]:
     """Return the share of the time in which the server decoded, and seconds a step, without the first three steps."""
     trainer = rl.GRPO(groups=4, group_size=16, lr=1e-4, steps=steps)
@@ -320,14 +335,11 @@ async def busy_share(sync: str, steps: int) -> tuple[float, float]:
         episode="group",
         progress=False,
     )
-    at: list[float] = []
     seen: list[tuple[float, float]] = []
-
-    def note(*_: Any) -> None:
-        at.append(clock())
-
+    log = StepTimes()
+    at = log.at
     async with fray.open_cluster("machine", logs=False) as cluster:
-        controller = RunController(cluster, run.parts, note, note, note, note, note)
+        controller = RunController(cluster, run.parts, log)
 
         async def watch() -> None:
             with contextlib.suppress(fray.ActorDied):  # at the end of the run

@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import count, islice
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 from attrs import evolve
@@ -70,8 +70,26 @@ LEAVE_S = 60.0
 """Seconds that a server that leaves has for its requests; what is unfinished then goes to other servers."""
 
 
-Report = Callable[[TrainedStep, RunStatus], None]
-"""Called after each update."""
+class RunLog(Protocol):
+    """Receiver of what a run reports."""
+
+    def add_step(self, step: TrainedStep, status: RunStatus) -> None:
+        """Note an update."""
+
+    def add_samples(self, groups: Sequence[Sequence[bytes]]) -> None:
+        """Note the contents of a batch, if samples are collected."""
+
+    def add_validation(self, found: ValidationResult) -> None:
+        """Note the scores of a version that was validated; may be repeated for one version."""
+
+    def add_posts(self, found: FetchedPosts) -> None:
+        """Note what workers post to the trackers of the run."""
+
+    def rewind(self, number: int) -> None:
+        """Note that the run continues from the checkpoint after so many updates."""
+
+    def note(self, text: str) -> None:
+        """Note a line for the console."""
 
 
 class RunController:
@@ -80,28 +98,11 @@ class RunController:
     Args:
         cluster: for its actors.
         parts: what the run consists of.
-        report: called after each update.
-        on_samples: called with the contents of each batch, if samples are collected.
-        on_rewind: called with the number of updates of the checkpoint from which the run continues.
-        note: called with lines for the console.
-        on_validation: called with the scores of each version that is validated; may be repeated for one version.
-        on_posts: called with what workers post to the trackers of the run.
+        log: gets what the run reports.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        parts: RunParts,
-        report: Report,
-        on_samples: Callable[[Sequence[Sequence[bytes]]], None],
-        on_rewind: Callable[[int], None],
-        note: Callable[[str], None],
-        on_validation: Callable[[ValidationResult], None],
-        on_posts: Callable[[FetchedPosts], None],
-    ) -> None:
-        self._cluster, self._parts, self._report = cluster, parts, report
-        self._on_samples, self._on_rewind, self._note = on_samples, on_rewind, note
-        self._on_validation, self._on_posts = on_validation, on_posts
+    def __init__(self, cluster: Cluster, parts: RunParts, log: RunLog) -> None:
+        self._cluster, self._parts, self._log = cluster, parts, log
         self._fleet = ServerFleet()
         self._handles: dict[str, ActorHandle] = {}
         self._server_scopes: dict[str, trio.CancelScope] = {}
@@ -183,7 +184,7 @@ class RunController:
                 for _ in range(parts.processes):
                     nursery.start_soon(self._keep_rollout_process, scope)
                 await (self._collect() if parts.trainer is None else self._train_and_validate(scope, parts.trainer))
-                self._on_posts(await self._ask("fetch_posts"))
+                self._log.add_posts(await self._ask("fetch_posts"))
                 status = await self._ask("status")
                 recorder.write(status, self._fleet.servers.values())
                 nursery.cancel_scope.cancel()
@@ -214,13 +215,13 @@ class RunController:
         known: FailureReport | None = None
         while True:
             report: FailureReport = await self._ask("wait_for_failures", 0 if known is None else known.total)
-            self._note(report.text_since(known))
+            self._log.note(report.text_since(known))
             known = report
             await trio.sleep(FAILURES_PERIOD_S)
 
     async def _follow_posts(self) -> None:
         while True:
-            self._on_posts(await self._ask("wait_for_posts"))
+            self._log.add_posts(await self._ask("wait_for_posts"))
             await trio.sleep(POSTS_PERIOD_S)
 
     async def _end_at_failures(self) -> None:
@@ -236,12 +237,12 @@ class RunController:
             while (result := await self._ask("next_validation")) is not None:
                 # Not that of a trainer which was lost since.
                 if result.version.incarnation >= self._line:
-                    self._on_validation(result)
+                    self._log.add_validation(result)
                 await self._ask("end_validation", result.version)
 
     async def _keep_training(self, scope: Scope, settings: GRPO) -> None:
         """Create the trainer, train to the end, and continue from the last checkpoint when the trainer is lost."""
-        gang = TrainerGang(scope, self._parts, settings, self._coordinator, self._note)
+        gang = TrainerGang(scope, self._parts, settings, self._coordinator, self._log.note)
         checkpoint = await self._checkpoint()
         version: VersionName = await self._ask("version")
         continues = checkpoint is not None or version != VersionName(0, 0)
@@ -253,7 +254,7 @@ class RunController:
                 path = None if checkpoint is None else checkpoint.path
                 version = await self._ask("rewind", path, version.incarnation)
                 self._line = version.incarnation
-                self._on_rewind(version.number)
+                self._log.rewind(version.number)
             continues, self._trainer = True, trainer
             await trainer.start(version.incarnation, None if checkpoint is None else checkpoint.model, group)
             await self._train(trainer, version)
@@ -277,7 +278,7 @@ class RunController:
             if (busy := self._busy.take()) is not None:
                 step.metrics["servers_busy_share"] = busy
             # Before it is saved: a run that continues from there does not report this update again.
-            self._report(step, await self._ask("status"))
+            self._log.add_step(step, await self._ask("status"))
             if not step.skipped and step.number % parts.save_every == 0:
                 await self._save(trainer, step.number)
         if version.number and version.number % parts.save_every:
@@ -311,7 +312,7 @@ class RunController:
         self._keep(MODEL_VERSION, None, MODEL_VERSION)
         self._is_training = True
         while (batch := await self._ask("next_batch", 0)) is not None:
-            self._on_samples(batch.groups)
+            self._log.add_samples(batch.groups)
             await self._ask("skip_update", 0, batch.number, "collected")
 
     # Weights
@@ -375,7 +376,7 @@ class RunController:
         def follow(request: RunRequest) -> str:
             if request.servers is not None:
                 return self._scale(nursery, request.servers)
-            self._note("is asked to stop")
+            self._log.note("is asked to stop")
             nursery.start_soon(self.stop)
             return (
                 "ends after the update under way, which is saved"
@@ -416,7 +417,7 @@ class RunController:
         else:
             changed = "nothing changes"
         text = f"servers: {len(staying)} -> {wanted}; {changed}"
-        self._note(text)
+        self._log.note(text)
         self._wake()
         return text
 
@@ -446,7 +447,7 @@ class RunController:
                 await self._replace_server(scope, name)
         del self._fleet.servers[name], self._server_scopes[name]
         self._handles.pop(name, None)
-        self._note(f"{name} has left")
+        self._log.note(f"{name} has left")
         await self._announce()
 
     async def _replace_server(self, scope: Scope, name: str) -> None:
@@ -463,7 +464,7 @@ class RunController:
             has_budget = replacement < REPLACEMENTS or self._parts.plan.on_error is OnError.CONTINUE
             if not starts or not has_budget:
                 raise error
-            self._note(f"{name} is replaced after {starts} starts: {last_line(error)}")
+            self._log.note(f"{name} is replaced after {starts} starts: {last_line(error)}")
             await trio.sleep(REPLACEMENT_DELAY_S)
 
     async def _follow_server(self, scope: Scope, server: ServerRecord) -> tuple[FrayError, int]:
@@ -536,7 +537,7 @@ class RunController:
                 continue
             if server.observe(ServerEvent.ANSWERED if has_answered else ServerEvent.DEADLINE_MISSED, incarnation):
                 answers = "answers again" if has_answered else "does not answer: its requests go to other servers"
-                self._note(f"{server.name} {answers}")
+                self._log.note(f"{server.name} {answers}")
                 await self._announce()
             if has_answered:
                 await trio.sleep(PROBE_PERIOD_S)
@@ -548,7 +549,7 @@ class RunController:
         except ActorDied:
             return  # its monitor reports it
         except OSError as error:
-            self._note(str(error))
+            self._log.note(str(error))
 
     async def _load_weights(self, server: ServerRecord, handle: Any) -> None:
         """Load the target version whenever the server shall have it and has not."""
@@ -627,7 +628,7 @@ class RunController:
                 while self._missing_text():
                     await self._changed.wait()
             if patience.cancelled_caught:
-                self._note(self._missing_text())
+                self._log.note(self._missing_text())
                 with trio.move_on_after(MISSING_REPEAT_S):
                     while self._missing_text():
                         await self._changed.wait()

@@ -306,10 +306,7 @@ class Run:
                 log.note(f"ignores {path}: it was not finished")
             continues = await trio.to_thread.run_sync(self._check_output)
             await trio.to_thread.run_sync(begin_output, parts.output, parts.url, continues)
-        return RunController(
-            *(cluster, self.parts, log.add_step, log.add_samples, log.rewind, log.note, log.add_validation),
-            log.add_posts,
-        )
+        return RunController(cluster, self.parts, log)
 
 
 async def _run_until_signal(controller: RunController, log: _StepLog) -> RunStatus:

@@ -85,12 +85,10 @@ class TrainerGang:
     async def _create(self, rank: int) -> ActorHandle:
         parts = self._parts
         dumps = None if parts.output is None else parts.output / "failed_batch"
-        more: Any = (parts.threads, dumps, parts.own_trainer, parts.trainer_ranks)
-        common: Any = (parts.model, self._settings, *(() if rank else (self._coordinator,)))
+        needs: Any = (parts.model, self._settings, parts.threads, dumps, parts.own_trainer, parts.trainer_ranks)
         return await self._scope.create_actor(
             TrainerRank if rank else TrainerProcess,
-            *common,
-            *more,
+            *(needs if rank else (self._coordinator, *needs)),
             resources=parts.resources.get("trainer"),
             actor_config=parts.process_settings(),
         )

@@ -203,23 +203,12 @@ class TrainerProcess(TrainerRank):
     """Actor that trains a policy: the only rank of a trainer, or the first.
 
     Args:
-        model: whose weights it begins with.
-        settings: of the trainer.
         coordinator: of the run.
-        threads, dump_directory, own, ranks: as of `TrainerRank`.
+        rank: what `TrainerRank` takes.
     """
 
-    def __init__(
-        self,
-        model: ModelSpec,
-        settings: GRPO,
-        coordinator: ActorHandle,
-        threads: int | None = None,
-        dump_directory: Path | None = None,
-        own: BaseTrainer | None = None,
-        ranks: int = 1,
-    ) -> None:
-        super().__init__(model, settings, threads, dump_directory, own, ranks)
+    def __init__(self, coordinator: ActorHandle, *rank: Any) -> None:
+        super().__init__(*rank)
         self._coordinator, self._line = coordinator, 0
         self._others: tuple[ActorHandle, ...] = ()
 
