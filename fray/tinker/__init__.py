@@ -6,7 +6,7 @@ Upwards, each may import those above it:
 - `http_client`: JSON over HTTP. `store`, `api_store`: what is on disk. `rewards`: uploaded code, reward servers.
 - `training_runner`, `engine`, `adapter_runner`, `adapter_engine`: the process that has the model.
 - `kept_engine`: an actor that is started again; `replaced_engine`: answers of one that may be lost.
-- `job_runner`: ledger and engine of one training job; `inference_runner`: engine of an inference job.
+- `engine_runner`: engine of one job; `job_runner`: training, with a ledger; `inference_runner`: inference.
 - `service_jobs`: users and jobs. `opentinker`: routes and client. `tinker_api`: the Tinker API.
 - `service`: the actor with the HTTP server.
 

@@ -3,59 +3,29 @@
 from __future__ import annotations
 
 import hashlib
-import logging
-from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import trio
-from attrs import frozen
 
-from fray.api.actors.monitor import Down, monitor
-from fray.api.cluster import Cluster
-from fray.errors import ActorDied, FrayError
-from fray.model.resources import ResourceConfig
-from fray.model.specs import ActorConfig
-from fray.rl.model_spec import ModelSpec
+from fray.errors import ActorDied
 from fray.tinker.core.ledger import Ledger, LedgerEntry, LedgerFull, Receipt
-from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits, limit_text
+from fray.tinker.core.limits import limit_text
 from fray.tinker.core.training_session import EFFECTS
 from fray.tinker.engine import TrainingEngine
+from fray.tinker.engine_runner import EnginePlan, EngineRunner, JobCallbacks
 from fray.tinker.store import ServiceJob, ServiceStore
 from fray.tinker.training_runner import EngineAnswer
-from fray.tracebacks import failure_text
-
-RESTARTS = 20
-"""Restarts of an engine within `RESTART_PERIOD_S`, before its job fails."""
-RESTART_PERIOD_S = 600.0
-
-log = logging.getLogger("fray.tinker")
 
 
-@frozen
-class EnginePlan:
-    """Settings of engines."""
-
-    models: Mapping[str, ModelSpec]
-    directory: Path
-    """Directory of the jobs, which the machines of the engines share with the service."""
-    threads: int | None = None
-    resources: ResourceConfig | None = None
-    limits: UserLimits = DEFAULT_LIMITS
-
-
-class JobRunner:
-    """One job that has been accepted: takes its requests from the beginning, and runs its engine once it may start.
+class JobRunner(EngineRunner):
+    """One training job: takes its requests from the beginning, and executes them once its engine has started.
 
     Args:
         job: the job.
         plan: settings of its engine.
         store: of the service.
         entries: requests of before a restart of the service.
-        on_start: called when its engine is ready for the first time.
-        on_failure: called with the reason for which it cannot run.
-        on_use: called with the tokens and seconds of each request that was executed.
-        room: returns how many requests its user may add.
+        callbacks: of the job.
     """
 
     def __init__(
@@ -64,28 +34,19 @@ class JobRunner:
         plan: EnginePlan,
         store: ServiceStore,
         entries: list[LedgerEntry],
-        on_start: Callable[[], Awaitable[None]],
-        on_failure: Callable[[str], Awaitable[None]],
-        on_use: Callable[[int, float], None],
-        room: Callable[[], int],
+        callbacks: JobCallbacks,
     ) -> None:
-        self.job_id, self._job, self._plan, self._store = job.job_id, job, plan, store
+        super().__init__(job, plan, callbacks)
+        self._job, self._store = job, store
         self.ledger = Ledger(entries)
-        self._on_start, self._on_failure, self._on_use = on_start, on_failure, on_use
-        self._room = room
-        self.seen_at = trio.current_time()
-        """Time of its client's last request, or of the last answer to one."""
         self._begun_at: float | None = None
         """Time at which the engine was given the request that it executes."""
-        self.starts = 0
-        """Starts of its engine, since the service began."""
         self._receiving = trio.Lock()
         self._stored = self.ledger.last
         """Highest number that is on disk."""
         self._changed = trio.Event()
         self.ended = ""
         """Reason why no request is executed any more; empty: the job has not ended."""
-        self.scope = trio.CancelScope()
         self.global_steps = 0
         self.is_initialized = False
         self.generation: dict[str, Any] = {}
@@ -106,7 +67,7 @@ class JobRunner:
         async with self._receiving:
             try:
                 receipt: Receipt = self.ledger.receive(
-                    kind, digest, request_id=request_id, has_effect=EFFECTS[kind], room=self._room()
+                    kind, digest, request_id=request_id, has_effect=EFFECTS[kind], room=self._callbacks.room()
                 )
             except LedgerFull:
                 limit = self._plan.limits.queued_requests
@@ -144,10 +105,6 @@ class JobRunner:
         """Requests that were executed."""
         return self.ledger.applied
 
-    def see_client(self) -> None:
-        """Note that its client exists."""
-        self.seen_at = trio.current_time()
-
     def activity(self) -> str:
         """Return what its engine does, or waits for, in words."""
         restarts = f"; its engine was restarted {self.starts - 1} times" if self.starts > 1 else ""
@@ -172,7 +129,7 @@ class JobRunner:
     def end(self, reason: str) -> None:
         """End the engine; requests that wait are answered with the reason."""
         self.ended = reason
-        self.scope.cancel()
+        super().end(reason)
         self._wake()
 
     def _wake(self) -> None:
@@ -193,48 +150,24 @@ class JobRunner:
 
     # Engine -----------------------------------------------------------------------------------------------------------
 
-    async def run(self, cluster: Cluster) -> None:
-        """Run the engine until the job ends; start it again when it is lost."""
-        failure: BaseException | None = None
-        with self.scope:
-            try:
-                async with cluster.open_scope(f"tinker-{self.job_id}") as scope:
-                    engine: Any = await scope.create_actor(
-                        TrainingEngine,
-                        self._plan.models,
-                        self._job.config,
-                        self._plan.directory / self.job_id,
-                        self._plan.threads,
-                        self._plan.limits,
-                        name=f"tinker-{self.job_id}",
-                        resources=self._plan.resources,
-                        actor_config=ActorConfig(
-                            max_restarts=RESTARTS, restart_period_s=RESTART_PERIOD_S, must_start=True
-                        ),
-                        on_failure="absorb",
-                    )
-                    await self._follow(engine)
-            except* (FrayError, OSError, ValueError, LookupError) as group:
-                failure = group
-        # Outside: the end of the job cancels what is inside.
-        if failure is not None:
-            await self._fail(failure)
+    async def _create(self, scope: Any) -> Any:
+        plan = self._plan
+        directory = plan.directory / self.job_id
+        return await self._create_actor(
+            scope, TrainingEngine, plan.models, self._job.config, directory, plan.threads, plan.limits
+        )
 
-    async def _follow(self, engine: Any) -> None:
-        async with monitor(engine) as events:
-            async for event in events:
-                if isinstance(event, Down):
-                    if not event.will_restart:
-                        raise event.error
-                    continue
-                self.starts, self._begun_at = self.starts + 1, None
-                try:
-                    self.ledger.rewind(await engine.begin())
-                    await self._on_start()
-                    await self._execute(engine)
-                except ActorDied:
-                    # The next event says whether it is restarted.
-                    continue
+    async def _follow(self) -> None:
+        incarnation = 0
+        while True:
+            incarnation, engine = await self._kept.up(incarnation)
+            self._begun_at = None
+            try:
+                self.ledger.rewind(await engine.begin())
+                await self._callbacks.on_start()
+                await self._execute(engine)
+            except ActorDied:
+                continue  # the next one comes, or none does
 
     async def _execute(self, engine: Any) -> None:
         """Execute requests, one after another, each when it is on disk; after a snapshot those since it first."""
@@ -248,7 +181,7 @@ class JobRunner:
             stored = await self._store.call(store.body_of, self.job_id, seq)
             self._begun_at = trio.current_time()
             answer: EngineAnswer = await engine.execute(seq, entry.kind, stored.body, stored.scores)
-            self._on_use(answer.tokens, trio.current_time() - self._begun_at)
+            self._callbacks.on_use(answer.tokens, trio.current_time() - self._begun_at)
             self._begun_at = None
             result = {"http": answer.status, "body": answer.body}
             if entry.answer is None:
@@ -270,8 +203,3 @@ class JobRunner:
             self._wake()
             if answer.snapshot:
                 await self._store.call(store.forget_bodies, self.job_id, answer.snapshot)
-
-    async def _fail(self, error: BaseException) -> None:
-        text = failure_text(error)
-        log.error("job %s failed: %s", self.job_id, text)
-        await self._on_failure(text)

@@ -27,7 +27,7 @@ from fray.model.specs import ActorConfig
 from fray.rl.model_spec import ModelSpec, TinyLlama
 from fray.tinker.api_store import TinkerStore
 from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits
-from fray.tinker.job_runner import EnginePlan
+from fray.tinker.engine_runner import EnginePlan
 from fray.tinker.opentinker.answers import Unprocessable, refuse, refuse_body
 from fray.tinker.opentinker.inference_routes import inference_routes
 from fray.tinker.opentinker.scheduler_routes import scheduler_routes

@@ -22,8 +22,9 @@ from fray.tinker.core.keys import USER_NAME_LIMIT, ServiceUser, hash_of, new_key
 from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits, is_abandoned, limit_text
 from fray.tinker.core.training_config import ConfigError, settings_of
 from fray.tinker.core.usage import UsageWindow
+from fray.tinker.engine_runner import EnginePlan, JobCallbacks
 from fray.tinker.inference_runner import InferenceRunner
-from fray.tinker.job_runner import EnginePlan, JobRunner
+from fray.tinker.job_runner import JobRunner
 from fray.tinker.store import ServiceJob, ServiceStore, with_state
 
 CLIENT_GRACE_S = 3_600.0
@@ -304,17 +305,16 @@ class ServiceJobs:
             unfinished = sum(each.unfinished for each in runners if self.jobs[each.job_id].user_id == job.user_id)
             return self.limits.user.queued_requests - unfinished
 
+        callbacks = JobCallbacks(on_start, on_failure, on_use, room)
         if job.is_inference:
             settings = inference_settings_of(job.config)
             path = settings.model_path
             # A name that is not served any more is not looked for elsewhere.
             model = self._plan.models.get(path) or (path if Path(path).is_absolute() else None)
-            self.runners[job.job_id] = InferenceRunner(
-                job, settings, model, self._plan, on_start, on_failure, on_use, room
-            )
+            self.runners[job.job_id] = InferenceRunner(job, settings, model, self._plan, callbacks)
             return
         entries = await self._store.call(self._store.entries, job.job_id)
-        self.runners[job.job_id] = JobRunner(job, self._plan, self._store, entries, on_start, on_failure, on_use, room)
+        self.runners[job.job_id] = JobRunner(job, self._plan, self._store, entries, callbacks)
 
     async def _schedule(self) -> None:
         """Start the jobs that can start now."""

@@ -1,0 +1,122 @@
+"""What runners of training and inference jobs have: an engine that is kept running until the job ends."""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import trio
+from attrs import frozen
+
+from fray.api.cluster import Cluster
+from fray.errors import FrayError
+from fray.model.resources import ResourceConfig
+from fray.model.specs import ActorConfig
+from fray.rl.model_spec import ModelSpec
+from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits
+from fray.tinker.kept_engine import EngineFailed, KeptEngine
+from fray.tinker.store import ServiceJob
+from fray.tracebacks import failure_text
+
+RESTARTS = 20
+"""Restarts of an engine within `RESTART_PERIOD_S`, before its job fails."""
+RESTART_PERIOD_S = 600.0
+
+log = logging.getLogger("fray.tinker")
+
+
+@frozen
+class EnginePlan:
+    """Settings of engines."""
+
+    models: Mapping[str, ModelSpec]
+    directory: Path
+    """Directory of the jobs, which the machines of the engines share with the service."""
+    threads: int | None = None
+    resources: ResourceConfig | None = None
+    limits: UserLimits = DEFAULT_LIMITS
+
+
+@frozen
+class JobCallbacks:
+    """What a runner reports about its job, and asks.
+
+    Attributes:
+        on_start: called when its engine is ready, each time.
+        on_failure: called with the reason for which it cannot run.
+        on_use: called with tokens that were generated, and seconds for which the engine was busy.
+        room: returns how many requests its user may add.
+    """
+
+    on_start: Callable[[], Awaitable[None]]
+    on_failure: Callable[[str], Awaitable[None]]
+    on_use: Callable[[int, float], None]
+    room: Callable[[], int]
+
+
+class EngineRunner(ABC):
+    """Runs the engine of one job that has been accepted, once it may start.
+
+    Args:
+        job: the job.
+        plan: settings of its engine.
+        callbacks: of the job.
+    """
+
+    def __init__(self, job: ServiceJob, plan: EnginePlan, callbacks: JobCallbacks) -> None:
+        self.job_id, self._plan, self._callbacks = job.job_id, plan, callbacks
+        self._kept = KeptEngine(f"tinker-{job.job_id}", self._create)
+        self._scope = trio.CancelScope()
+        self.seen_at = trio.current_time()
+        """Time of its client's last request, or of the last answer to one."""
+
+    @property
+    def starts(self) -> int:
+        """Starts of its engine, since the service began."""
+        return self._kept.starts
+
+    def see_client(self) -> None:
+        """Note that its client exists."""
+        self.seen_at = trio.current_time()
+
+    def end(self, reason: str) -> None:
+        """End the engine; requests that wait are answered with the reason."""
+        self._kept.end(reason)
+        self._scope.cancel()
+
+    async def run(self, cluster: Cluster) -> None:
+        """Run the engine until the job ends; it is started again when it is lost."""
+        failure: BaseException | None = None
+        with self._scope:
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._kept.run, cluster)
+                    await self._follow()
+            except* (EngineFailed, FrayError, OSError, ValueError, LookupError) as group:
+                failure = group
+        # Outside: the end of the job cancels what is inside.
+        if failure is not None:
+            text = failure_text(failure)
+            log.error("job %s failed: %s", self.job_id, text)
+            await self._callbacks.on_failure(text)
+
+    @abstractmethod
+    async def _follow(self) -> None:
+        """Work with each engine that comes. Raises what ends the job."""
+
+    @abstractmethod
+    async def _create(self, scope: Any) -> Any:
+        """Create the engine in a scope."""
+
+    async def _create_actor(self, scope: Any, kind: type, *arguments: Any) -> Any:
+        return await scope.create_actor(
+            kind,
+            *arguments,
+            name=f"tinker-{self.job_id}",
+            resources=self._plan.resources,
+            actor_config=ActorConfig(max_restarts=RESTARTS, restart_period_s=RESTART_PERIOD_S, must_start=True),
+            on_failure="absorb",
+        )
