@@ -22,6 +22,7 @@ from fray.tinker.core.adapter_operations import AdapterOperation, OperationResul
 from fray.tinker.core.fair_turns import EngineTurn, FairTurns
 from fray.tinker.core.residency import Residency
 from fray.tinker.core.sampling_requests import SampleAnswer, SampledSequence, SampleRequest
+from fray.tinker.kept_engine import EngineRestarted
 
 __all__ = ["AdapterEngine", "AdapterEngineSettings"]
 R = TypeVar("R")
@@ -111,7 +112,7 @@ class AdapterEngine:
         the one before: a snapshot may have it then. A number that was just executed is answered again.
 
         Raises:
-            KeyError: there is no such model: `create_adapter` makes it.
+            EngineRestarted: there is no such model: `create_adapter` makes it.
             ValueError: the number is before the last one that was executed.
         """
         self._model(model_id)
@@ -139,7 +140,8 @@ class AdapterEngine:
     def _model(self, model_id: str) -> TrainedModel:
         models = self._runner.models
         if model_id not in models:
-            raise KeyError(f"there is no model {model_id!r}{near_text(model_id, models)}: create_adapter makes one")
+            near = near_text(model_id, models)
+            raise EngineRestarted(f"there is no model {model_id!r}{near}: create_adapter makes one")
         return models[model_id]
 
     # Samples ----------------------------------------------------------------------------------------------------------

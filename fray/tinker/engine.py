@@ -10,6 +10,7 @@ import trio
 
 from fray.rl.model_spec import ModelSpec
 from fray.tinker.core.limits import UserLimits
+from fray.tinker.kept_engine import EngineRestarted
 from fray.tinker.training_runner import EngineAnswer, TrainingRunner
 
 
@@ -39,13 +40,18 @@ class TrainingEngine:
         if threads is not None:
             set_threads(threads)
         self._runner = TrainingRunner(models, config, directory, limits)
+        self._has_begun = False
 
     async def begin(self) -> int:
         """Load the newest snapshot; return the number of the request up to which it has everything, 0 without one."""
-        return await trio.to_thread.run_sync(self._runner.begin)
+        number = await trio.to_thread.run_sync(self._runner.begin)
+        self._has_begun = True
+        return number
 
     async def execute(self, seq: int, kind: str, body: bytes, scores: Sequence[float] | None) -> EngineAnswer:
-        """Execute a request, as `TrainingRunner.execute`."""
+        """Execute a request, as `TrainingRunner.execute`. Raises EngineRestarted before `begin`."""
+        if not self._has_begun:
+            raise EngineRestarted(f"request {seq} of an engine that has not begun")
         return await trio.to_thread.run_sync(self._runner.execute, seq, kind, body, scores)
 
     async def __fray_cleanup__(self) -> None:

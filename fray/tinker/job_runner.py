@@ -13,6 +13,7 @@ from fray.tinker.core.limits import limit_text
 from fray.tinker.core.training_session import EFFECTS
 from fray.tinker.engine import TrainingEngine
 from fray.tinker.engine_runner import EnginePlan, EngineRunner, JobCallbacks
+from fray.tinker.kept_engine import EngineRestarted
 from fray.tinker.store import ServiceJob, ServiceStore
 from fray.tinker.training_runner import EngineAnswer
 
@@ -166,8 +167,8 @@ class JobRunner(EngineRunner):
                 self.ledger.rewind(await engine.begin())
                 await self._callbacks.on_start()
                 await self._execute(engine)
-            except ActorDied:
-                continue  # the next one comes, or none does
+            except (ActorDied, EngineRestarted):
+                continue  # the next one is there, or comes, or none does
 
     async def _execute(self, engine: Any) -> None:
         """Execute requests, one after another, each when it is on disk; after a snapshot those since it first."""

@@ -23,6 +23,10 @@ class EngineFailed(Exception):
     """Engine that is not started again; the message has the cause."""
 
 
+class EngineRestarted(KeyError):
+    """Request to an engine that has not got what it is about: it was started again since its caller began with it."""
+
+
 class KeptEngine:
     """An actor that is kept running.
 

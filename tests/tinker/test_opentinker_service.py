@@ -21,6 +21,7 @@ from fray.tinker.http_client import JsonConnection, JsonReply
 from fray.tinker.opentinker.client import TrainingServiceError
 from fray.tinker.wire.dataproto import TensorRecord, encode_data_proto
 from tests.tinker.services import MODEL, REWARD, running
+from tests.tinker.test_tinker_api import Api
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -66,6 +67,14 @@ def pids(cluster: Any, jobs: list[Any], prefix: str) -> list[int]:
 async def kill(cluster: Any, prefix: str) -> None:
     (pid,) = pids(cluster, await cluster.list_jobs(), prefix)
     os.kill(pid, signal.SIGKILL)
+
+
+async def replaced(cluster: Any, prefix: str, old: list[int]) -> None:
+    """Wait until there is another process."""
+    while True:
+        if pids(cluster, await cluster.list_jobs(), prefix) not in (old, [], [None]):
+            return
+        await trio.sleep(0.1)
 
 
 def train(client: tinker.HTTPTrainingClient, steps: int, prompts: int) -> list[float]:
@@ -140,6 +149,34 @@ async def test_kills_of_engine_and_service_during_steps_train_every_step_once(tm
         assert rewards == undisturbed
         status = await trio.to_thread.run_sync(client.status)
         assert status["global_steps"] == steps
+
+
+async def test_engines_that_are_killed_while_they_wait_for_requests_continue(tmp_path: Path) -> None:
+    async with running(tmp_path) as (cluster, service):
+
+        def begin() -> tuple[str, tinker.HTTPTrainingClient, Api, str]:
+            _, job_id, client = started_job(service.url)
+            configure(client)
+            train(client, 2, 8)
+            api = Api(service.url)
+            model = api.model()
+            api.result(api.forward(model, 1).body)
+            return job_id, client, api, model
+
+        job_id, client, api, model = await trio.to_thread.run_sync(begin)
+        engines = (f"tinker-{job_id}", "tinker-engine")
+        before = [pids(cluster, await cluster.list_jobs(), engine) for engine in engines]
+        for engine in engines:
+            await kill(cluster, engine)
+        for engine, old in zip(engines, before, strict=True):
+            await replaced(cluster, engine, old)
+
+        def go_on() -> None:
+            train(client, 1, 8)
+            assert client.status()["global_steps"] == 3
+            assert "metrics" in api.result(api.forward(model, 2).body)
+
+        await trio.to_thread.run_sync(go_on)
 
 
 async def test_a_step_that_is_sent_again_is_trained_once(tmp_path: Path) -> None:

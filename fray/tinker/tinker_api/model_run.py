@@ -21,7 +21,7 @@ from fray.tinker.core.adapter_operations import (
     SaveWeightsForSampler,
 )
 from fray.tinker.core.ledger import Ledger, LedgerEntry
-from fray.tinker.kept_engine import EngineFailed
+from fray.tinker.kept_engine import EngineFailed, EngineRestarted
 from fray.tinker.tinker_api.base_engine import BaseEngine
 from fray.tinker.wire.tinker_json import Fields, adam_of
 from fray.tinker.wire.tinker_proto import WireError, decode_forward_request
@@ -134,7 +134,7 @@ class ModelRun:
                     applied = await engine.create_adapter(engine_name(self.model.id), self.model.user_id, lora)
                     self.ledger.rewind(applied)
                     await self._execute(engine)
-                except ActorDied:
+                except (ActorDied, EngineRestarted):
                     continue
                 except EngineFailed as error:
                     self.failure = str(error)
