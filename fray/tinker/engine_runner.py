@@ -1,4 +1,4 @@
-"""What runners of training and inference jobs have: an engine that is kept running until the job ends."""
+"""Engine of one job, which is kept running until the job ends: the part that training and inference jobs share."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class EnginePlan:
 
 @frozen
 class JobCallbacks:
-    """What a runner reports about its job, and asks.
+    """Reports of a runner about its job, and one question.
 
     Attributes:
         on_start: called when its engine is ready, each time.
