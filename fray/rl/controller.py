@@ -113,6 +113,8 @@ class RunController:
         self._busy = BusyShare()
         self._weights = KeptWeights()
         """Weights of the target, if there are any yet, and of the newest version."""
+        self._shown_failures: FailureReport | None = None
+        """The last report that is on the console."""
         self._line = 0
         """Incarnation of the trainer."""
         self._changed = trio.Event()
@@ -212,12 +214,16 @@ class RunController:
 
     async def _follow_failures(self) -> None:
         """Say on the console which episodes fail."""
-        known: FailureReport | None = None
         while True:
-            report: FailureReport = await self._ask("wait_for_failures", 0 if known is None else known.total)
-            self._log.note(report.text_since(known))
-            known = report
+            known = self._shown_failures
+            self._show_failures(await self._ask("wait_for_failures", 0 if known is None else known.total))
             await trio.sleep(FAILURES_PERIOD_S)
+
+    def _show_failures(self, report: FailureReport) -> None:
+        known = self._shown_failures
+        if known is None or known.total != report.total:
+            self._log.note(report.text_since(known))
+        self._shown_failures = report
 
     async def _follow_posts(self) -> None:
         while True:
@@ -226,6 +232,7 @@ class RunController:
 
     async def _end_at_failures(self) -> None:
         report: FailureReport = await self._ask("wait_for_stop")
+        self._show_failures(report)  # those since the last line, or all of them where episodes fail fast
         raise EpisodesFailed(f"{report.stop_reason}. The last error:\n{report.last.rstrip()}")
 
     # Training

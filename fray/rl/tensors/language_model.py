@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +13,10 @@ from attrs import frozen
 
 from fray.rl.model_spec import CharTokenizer, ModelSpec, TinyLlama
 from fray.rl.tokenizers import Tokenizer, save_char_tokenizer, saved_char_tokenizer
+
+# Held while a model is made: threads share torch's generator and default dtype, and the actors of a local cluster load
+# their models in several threads.
+_LOADING = threading.Lock()
 
 
 class PaddingTokenizer(Tokenizer, Protocol):
@@ -117,15 +122,22 @@ def load_model(spec: ModelSpec, dtype: str = "float32", device: str = "cpu") -> 
         raise ValueError(f"dtype={dtype!r}: expected one of {', '.join(dtypes)}")
     tokenizer: PaddingTokenizer
     if isinstance(spec, TinyLlama):
-        model, tokenizer = _tiny_llama(spec), spec.tokenizer
+        with _LOADING:
+            model, tokenizer = _tiny_llama(spec), spec.tokenizer
     else:
-        model = transformers.AutoModelForCausalLM.from_pretrained(spec, dtype=torch.float32)
+        model = pretrained(spec, torch.float32)
         tokenizer = saved_char_tokenizer(spec) or HuggingFaceTokenizer(
             transformers.AutoTokenizer.from_pretrained(spec), str(spec)
         )
     model = model.to(device=device, dtype=dtypes[dtype]).eval()
     length, name = int(model.config.max_position_embeddings), "" if isinstance(spec, TinyLlama) else str(spec)
     return LanguageModel(model, tokenizer, length, _end_ids(model, tokenizer), name)
+
+
+def pretrained(place: str | Path, dtype: torch.dtype) -> Any:
+    """Return the causal language model of a name or directory. Raises OSError, as transformers has it."""
+    with _LOADING:
+        return transformers.AutoModelForCausalLM.from_pretrained(place, dtype=dtype)
 
 
 def set_threads(count: int) -> None:

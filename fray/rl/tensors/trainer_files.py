@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from fray.rl.nexrl_types import Trajectory
 from fray.rl.tensors import flat_weights
+from fray.rl.tensors.language_model import pretrained
 
 STATE_FILE = "trainer_state.pt"
 """Optimizer, schedule and generators, beside the files of the model."""
@@ -32,7 +32,7 @@ def load_model_weights(directory: str | Path, model: Any) -> None:
     if not Path(directory, "config.json").is_file():
         raise FileNotFoundError(f"no checkpoint of a model in {directory}: it has no file config.json")
     dtype = next(iter(model.parameters())).dtype
-    saved = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
+    saved = pretrained(directory, dtype)
     if difference := flat_weights.table_of(model).difference_text(flat_weights.table_of(saved)):
         raise ValueError(f"the checkpoint in {directory} is of another model: {difference}")
     model.load_state_dict(saved.state_dict())

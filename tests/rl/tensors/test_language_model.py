@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,16 @@ def test_a_tiny_llama_has_the_weights_of_its_seed_and_leaves_other_random_number
     assert equal(first, second)
     assert not equal(first, other)
     assert sum(parameter.numel() for parameter in parameters(first)) == 133_312
+
+
+def test_models_that_load_at_once_have_the_weights_of_their_seeds() -> None:
+    def weights(seed: int) -> float:
+        model = load_model(TinyLlama(layers=1, width=16, heads=2, mlp=32, seed=seed)).model
+        return float(sum(each.detach().double().abs().sum() for each in model.parameters()))
+
+    expected = [weights(0), weights(1)]
+    with ThreadPoolExecutor(2) as threads:
+        assert [list(threads.map(weights, (0, 1))) for _ in range(20)] == [expected] * 20
 
 
 def test_a_tiny_llama_that_was_saved_is_loaded_from_its_directory(tmp_path: Path) -> None:
