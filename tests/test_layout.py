@@ -398,9 +398,12 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "tinker": (
         ("core", "http_client"),
         ("wire",),
-        ("operations.operator_file", "opentinker.answers", "opentinker.client", "rewards", "store"),
+        (
+            *("environments", "operations.operator_file", "opentinker.answers", "opentinker.client", "rewards"),
+            "store",
+        ),
         ("kept_engine", "replaced_engine"),
-        ("adapter_runner", "training_runner"),
+        ("adapter_runner", "game", "training_runner"),
         ("adapter_engine", "engine"),
         ("api_store", "engine_runner"),
         ("inference_runner", "job_runner"),

@@ -48,7 +48,7 @@ class TrainingEngine:
         self._has_begun = True
         return number
 
-    async def execute(self, seq: int, kind: str, body: bytes, scores: Sequence[float] | None) -> EngineAnswer:
+    async def execute(self, seq: int, kind: str, body: bytes, scores: Sequence[Any] | None) -> EngineAnswer:
         """Execute a request, as `TrainingRunner.execute`. Raises EngineRestarted before `begin`."""
         if not self._has_begun:
             raise EngineRestarted(f"request {seq} of an engine that has not begun")

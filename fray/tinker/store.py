@@ -76,8 +76,8 @@ class StoredBody:
     """Body of a request, and what was decided when it was executed first."""
 
     body: bytes
-    scores: tuple[float, ...] | None
-    """Rewards of a step that was executed: none are computed again when it is repeated after a snapshot."""
+    scores: tuple[Any, ...] | None
+    """Rewards, or answers of environments, of a step that was executed: they count again when it is repeated."""
 
 
 class SqliteStore:
@@ -202,7 +202,7 @@ class ServiceStore(SqliteStore):
         )
 
     def set_answer(
-        self, job_id: str, seq: int, answer: Any, scores: Sequence[float] | None, has_effect: bool = True
+        self, job_id: str, seq: int, answer: Any, scores: Sequence[Any] | None, has_effect: bool = True
     ) -> None:
         """Write the answer to a request; with ``has_effect=False`` it is not executed again after a snapshot."""
         text = None if scores is None else json.dumps(list(scores))

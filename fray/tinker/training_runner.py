@@ -26,6 +26,8 @@ from fray.rl.train.settings import GRPO
 from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits, limit_text
 from fray.tinker.core.training_config import ConfigError, TrainingSettings, settings_of
 from fray.tinker.core.training_session import GENERATION_KEYS, OutOfOrder, TrainingSession, merged
+from fray.tinker.environments.client import EnvironmentClient, EnvironmentFailed, read_environments
+from fray.tinker.environments.episodes import AgentLoopPlan, Episode, failures_of, roll_out
 from fray.tinker.rewards.remote import RemoteReward
 from fray.tinker.rewards.uploaded import RewardCall, RewardError, UploadedReward, check_upload
 from fray.tinker.wire.dataproto import DataProtoError, decode_data_proto
@@ -56,7 +58,8 @@ class EngineAnswer:
     Attributes:
         status: of HTTP.
         body: JSON value.
-        scores: rewards of a training step, which are not computed again when it is repeated.
+        scores: rewards of a training step, or what environments answered in its episodes: JSON values, which are not
+            asked for again when it is repeated.
         snapshot: number of the request up to which a snapshot has everything; 0: there is none.
         checkpoint: directory that was saved for the client; empty: none.
         global_steps: training steps done.
@@ -65,7 +68,7 @@ class EngineAnswer:
 
     status: int
     body: dict[str, Any]
-    scores: tuple[float, ...] | None = None
+    scores: tuple[Any, ...] | None = None
     snapshot: int = 0
     checkpoint: str = ""
     global_steps: int = 0
@@ -103,6 +106,7 @@ class TrainingRunner:
         self._trainer: Any = None
         self._engine: Any = None
         self._reward: Reward | None = None
+        self._environments: dict[str, EnvironmentClient] = {}
         self._snapshot_due = 0.0
         self._has_new_step = False
         """A step was trained that no snapshot has."""
@@ -135,7 +139,7 @@ class TrainingRunner:
 
     # Operations -------------------------------------------------------------------------------------------------------
 
-    def execute(self, seq: int, kind: str, body: bytes, scores: Sequence[float] | None = None) -> EngineAnswer:
+    def execute(self, seq: int, kind: str, body: bytes, scores: Sequence[Any] | None = None) -> EngineAnswer:
         """Execute a request and return its answer; one that fails has no effect.
 
         It is given when the answers to those before it are on disk.
@@ -144,7 +148,7 @@ class TrainingRunner:
             seq: its number.
             kind: an operation of `fray.tinker.core.training_session.EFFECTS`.
             body: JSON.
-            scores: rewards of the step when it was executed first, which count again.
+            scores: `EngineAnswer.scores` of the step when it was executed first, which count again.
         """
         if self._has_new_step and self._clock() >= self._snapshot_due:
             # Not right after the step: this request comes when the answer to the one before is on disk. A snapshot that
@@ -163,7 +167,7 @@ class TrainingRunner:
             return EngineAnswer(400, {"detail": str(error)}, snapshot=self._snapshot)
         except _Malformed as error:
             return EngineAnswer(422, {"detail": error.problems}, snapshot=self._snapshot)
-        except (ConfigError, RewardError, ValueError) as error:
+        except (ConfigError, RewardError, EnvironmentFailed, ValueError) as error:
             if is_batch:
                 return self._failure(str(error), error)
             return EngineAnswer(400, {"detail": str(error)}, snapshot=self._snapshot)
@@ -208,6 +212,8 @@ class TrainingRunner:
         config = merged(self._session.config, _required(message, "config_overrides", dict))
         settings, unused = settings_of(config)
         self._model_of(settings)
+        if settings.interaction_config:
+            read_environments(settings.interaction_config)
         self._session.config, self._session.is_configured = config, True
         text = f"these keys are not used: {', '.join(unused)}" if unused else "all keys are used"
         return {"status": "success", "message": f"configuration set; {text}"}
@@ -217,7 +223,12 @@ class TrainingRunner:
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
             raise ConfigError(f"total_steps: expected an integer of at least 1, not {steps!r:.100}")
         settings, _ = settings_of(self._session.config)
-        if not self._session.reward_source and not settings.reward_endpoint:
+        if settings.has_agent_loop and not settings.interaction_config:
+            raise ConfigError(
+                "init_workers needs the environment servers first, as enable_agent_loop is set: the key "
+                "multi_turn.interaction_config_content with the text of a YAML file"
+            )
+        if not settings.has_agent_loop and not self._session.reward_source and not settings.reward_endpoint:
             raise ConfigError(
                 "init_workers needs a reward first: POST upload_reward_function {function_name, source_code}, or the "
                 "key custom_reward_function.endpoint with the URL of a reward server"
@@ -230,15 +241,18 @@ class TrainingRunner:
             raise
         return {"status": "success", "result": {"model": self._model_of(settings), "total_steps": steps}}
 
-    def _train_step(self, message: dict[str, Any], scores: Sequence[float] | None) -> dict[str, Any]:
+    def _train_step(self, message: dict[str, Any], scores: Sequence[Any] | None) -> dict[str, Any]:
         settings = self._settings
         rows = self._rows(message)
         if len(rows) * settings.rollouts > self._limits.batch_samples:
             what = f"batch_data: {len(rows)} prompts with {settings.rollouts} samples each"
             raise DataProtoError(limit_text(what, "batch_samples", self._limits.batch_samples))
-        samples = self._generate(
-            rows, settings.rollouts, self._session.generation, f"step {self._session.global_steps}"
-        )
+        purpose = f"step {self._session.global_steps}"
+        if settings.has_agent_loop:
+            return self._train_episodes(
+                self._episodes(rows, settings.rollouts, self._session.generation, purpose, scores)
+            )
+        samples = self._generate(rows, settings.rollouts, self._session.generation, purpose)
         rewards = list(scores) if scores is not None else self._rewards_of(samples)
         metrics = self._trainer.update(
             [
@@ -259,19 +273,37 @@ class TrainingRunner:
     def _validate(self, message: dict[str, Any], scores: object) -> dict[str, Any]:
         rows = self._rows(message)
         generation = {**self._session.generation, "temperature": 0.0, "top_p": 1.0, "top_k": 0}
-        samples = self._generate(rows, 1, generation, "validation")
-        rewards = self._rewards_of(samples)
-        shown = [
-            {"input": self._decode(row.tokens), "output": self._text(completion), "score": reward}
-            for (_, row, completion), reward in list(zip(samples, rewards, strict=True))[:SAMPLES_SHOWN]
-        ]
-        spread = {"mean_score": fmean(rewards), "std": pstdev(rewards), "max": max(rewards), "min": min(rewards)}
+        if self._settings.has_agent_loop:
+            episodes = self._episodes(rows, 1, generation, "validation")
+            played = _played(episodes)
+            answer = _validation([(each.prompt, each.response, each.reward) for each in played])
+            answer["metrics"] |= _episode_metrics(episodes)
+            answer |= _failures(episodes) | {"_tokens": sum(each.tokens for each in episodes)}
+        else:
+            samples = self._generate(rows, 1, generation, "validation")
+            rewards = self._rewards_of(samples)
+            answer = _validation(
+                [
+                    (self._decode(row.tokens), self._text(completion), reward)
+                    for (_, row, completion), reward in zip(samples, rewards, strict=True)
+                ]
+            )
+            answer["_tokens"] = _token_count(samples)
+        return {**answer, "global_steps": self._session.global_steps}
+
+    def _train_episodes(self, episodes: Sequence[Episode]) -> dict[str, Any]:
+        """Train on the episodes that did not fail."""
+        played = _played(episodes)
+        metrics = self._trainer.update([each for episode in played for each in episode.trajectories])
+        self._session.global_steps += 1
+        rewards, tokens = [each.reward for each in played], [each.tokens for each in played]
         return {
             "status": "success",
-            "metrics": {f"val/{name}": value for name, value in spread.items()},
-            "samples": shown,
+            "metrics": _metrics(metrics, rewards, tokens) | _episode_metrics(episodes),
             "global_steps": self._session.global_steps,
-            "_tokens": _token_count(samples),
+            **_failures(episodes),
+            "_scores": tuple(each.record for each in episodes),
+            "_tokens": sum(each.tokens for each in episodes),
         }
 
     def _save_checkpoint(self, message: dict[str, Any], scores: object) -> dict[str, Any]:
@@ -318,7 +350,10 @@ class TrainingRunner:
         # The same model: generation always has the weights of the last step.
         self._engine = Engine(model, VersionName(0, 0), slots=SLOTS)
         self._settings = settings
-        if settings.reward_endpoint and not self._session.reward_source:
+        if settings.has_agent_loop:
+            found, job_id = read_environments(settings.interaction_config), self._directory.name
+            self._environments = {name: EnvironmentClient(each, job_id) for name, each in found.items()}
+        elif settings.reward_endpoint and not self._session.reward_source:
             self._replace_reward(RemoteReward(settings.reward_endpoint, settings.reward_timeout_s))
         elif self._reward is None:
             source, place = self._session.reward_source, self._directory / "reward"
@@ -337,7 +372,8 @@ class TrainingRunner:
         if len(rows) > self._limits.batch_prompts:
             what = f"batch_data: {len(rows)} prompts"
             raise DataProtoError(limit_text(what, "batch_prompts", self._limits.batch_prompts))
-        for at, row in enumerate(rows):
+        # The prompt of an episode has the first observation, too, and is checked with it.
+        for at, row in enumerate(() if self._settings.has_agent_loop else rows):
             if len(row.tokens) > self._settings.max_prompt_length:
                 raise DataProtoError(
                     f"batch_data: prompt {at} has {len(row.tokens)} tokens, and data.max_prompt_length is "
@@ -351,7 +387,7 @@ class TrainingRunner:
         """Return the samples of all prompts, interleaved: those of the first prompt first."""
         engine, limit = self._engine, self._settings.max_response_length
         for at, row in enumerate(rows):
-            seed = int.from_bytes(sha256(f"{self._settings.seed}/{purpose}/{at}".encode()).digest()[:6], "big")
+            seed = self._seed_of(f"{purpose}/{at}")
             engine.add(GenerateRequest(str(at), tuple(row.tokens), _sampling(generation, count, limit, seed)))
         found: dict[tuple[int, int], Completion] = {}
         try:
@@ -361,6 +397,30 @@ class TrainingRunner:
         finally:
             engine.abort_all()
         return [(at, row, found[at, index]) for at, row in enumerate(rows) for index in range(count)]
+
+    def _seed_of(self, name: str) -> int:
+        return int.from_bytes(sha256(f"{self._settings.seed}/{name}".encode()).digest()[:6], "big")
+
+    def _episodes(
+        self,
+        rows: Sequence[PromptRow],
+        count: int,
+        generation: Mapping[str, Any],
+        purpose: str,
+        records: Sequence[Any] | None = None,
+    ) -> list[Episode]:
+        """Return the episodes of all prompts, ``count`` of each, with the environments of the configuration."""
+        settings = self._settings
+        plan = AgentLoopPlan(
+            count,
+            settings.turns,
+            settings.max_prompt_length,
+            settings.max_response_length,
+            settings.max_turn_length,
+            _sampling(generation, 1, settings.max_response_length, 0),
+            lambda at, index, turn: self._seed_of(f"{purpose}/{at}/{index}/{turn}"),
+        )
+        return roll_out(self._engine, self._trainer.lm.tokenizer, rows, self._environments, plan, records)
 
     def _rewards_of(self, samples: Sequence[tuple[int, PromptRow, Completion]]) -> list[float]:
         assert self._reward is not None
@@ -375,9 +435,47 @@ class TrainingRunner:
         return str(self._trainer.lm.tokenizer.decode(tokens))
 
     def close(self) -> None:
-        """End the process of an uploaded reward function."""
+        """End the process of an uploaded reward function, and close connections."""
         if self._reward is not None:
             self._reward.close()
+        for environment in self._environments.values():
+            environment.close()
+
+
+def _played(episodes: Sequence[Episode]) -> list[Episode]:
+    """Return the episodes that did not fail. Raises EnvironmentFailed if all did."""
+    played = [each for each in episodes if not each.failure]
+    if not played:
+        raise EnvironmentFailed("; ".join(failures_of(episodes)))
+    return played
+
+
+def _failures(episodes: Sequence[Episode]) -> dict[str, list[str]]:
+    """Return what an answer says about episodes that failed."""
+    found = failures_of(episodes)
+    return {"failures": found} if found else {}
+
+
+def _episode_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    turns = [each.turns for each in episodes if not each.failure]
+    return {
+        "environment/episodes": float(len(episodes)),
+        "environment/failed": float(len(episodes) - len(turns)),
+        "environment/done": float(sum(each.is_done for each in episodes if not each.failure)),
+        "environment/turns_mean": fmean(turns),
+        "environment/turns_max": float(max(turns)),
+    }
+
+
+def _validation(scored: Sequence[tuple[str, str, float]]) -> dict[str, Any]:
+    """Return the answer about samples: input, output, score of each."""
+    rewards = [reward for _, _, reward in scored]
+    spread = {"mean_score": fmean(rewards), "std": pstdev(rewards), "max": max(rewards), "min": min(rewards)}
+    return {
+        "status": "success",
+        "metrics": {f"val/{name}": value for name, value in spread.items()},
+        "samples": [dict(zip(("input", "output", "score"), each, strict=True)) for each in scored[:SAMPLES_SHOWN]],
+    }
 
 
 def _token_count(samples: Sequence[tuple[int, PromptRow, Completion]]) -> int:

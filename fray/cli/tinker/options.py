@@ -49,6 +49,13 @@ def add_tinker(verbs: Verbs) -> None:
     parser.add_argument("--tls-cert", metavar="FILE", help="certificate (PEM), required beyond loopback")
     parser.add_argument("--tls-key", metavar="FILE", help="its key (PEM)")
     parser.add_argument("--insecure", action="store_true", help="for tests: no TLS beyond loopback")
+    text = "serve a game as an environment for training, until Ctrl-C: --count processes on consecutive ports"
+    example = "  fray tinker game games.py:Copy --port 8082 --count 4"
+    parser = verb(below, "game", "tinker.game:game", text, example, opens="itself")
+    parser.add_argument("game", metavar="GAME", help="file.py:Class or module:Class with reset and step")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8082, metavar="N", help="of the first (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=1, metavar="N", help="servers (default: %(default)s)")
     _add_look(below)
     _add_keys(below)
 

@@ -11,6 +11,13 @@ from attrs import frozen
 ESTIMATORS = {"grpo": "grpo", "grpo_per_step": "step_grpo"}
 """Values of ``algorithm.adv_estimator``, and the advantages of `fray.rl` that they are."""
 
+MAX_TURNS = 10
+"""Replies of the model in an episode, where the configuration has no limit."""
+INTERACTION_LIMIT = 1 << 16
+"""Characters of an interaction configuration."""
+MULTI_TURN = ("actor_rollout_ref.rollout.multi_turn", "multi_turn")
+"""Places of the keys of the agent loop."""
+
 
 class ConfigError(ValueError):
     """Configuration with a value that cannot be used; the message has its key."""
@@ -34,6 +41,11 @@ class TrainingSettings:
         reward_endpoint: URL of a reward server; empty: none.
         reward_timeout_s: for the rewards of one batch.
         seed: of sampling.
+        has_agent_loop: samples are episodes with an environment server.
+        interaction_config: YAML text with the servers; empty: none.
+        max_turns: replies of the model in an episode; None: `MAX_TURNS`.
+        max_observations: observations in an episode; None: no limit.
+        max_turn_length: tokens of a reply in an episode; None: as many as fit.
     """
 
     model: str = ""
@@ -49,6 +61,17 @@ class TrainingSettings:
     reward_endpoint: str = ""
     reward_timeout_s: float = 60.0
     seed: int = 0
+    has_agent_loop: bool = False
+    interaction_config: str = ""
+    max_turns: int | None = None
+    max_observations: int | None = None
+    max_turn_length: int | None = None
+
+    @property
+    def turns(self) -> int:
+        """Replies of the model in an episode."""
+        given = [limit for limit in (self.max_turns, self.max_observations) if limit]
+        return min(given, default=MAX_TURNS)
 
 
 def settings_of(config: Mapping[str, Any]) -> tuple[TrainingSettings, list[str]]:
@@ -65,7 +88,9 @@ def settings_of(config: Mapping[str, Any]) -> tuple[TrainingSettings, list[str]]
             continue
         name, read = _KEYS[path]
         if value is not None:
-            values[name] = read(path, value)
+            read_value = read(path, value)
+            # Any of its keys switches it on.
+            values[name] = read_value or values.get(name, False) if name == "has_agent_loop" else read_value
     if not values.pop("use_kl", False):
         values.pop("kl", None)
     else:
@@ -129,6 +154,12 @@ def _endpoint(path: str, value: Any) -> str:
     return value.rstrip("/")
 
 
+def _interaction(path: str, value: Any) -> str:
+    if not isinstance(value, str) or len(value) > INTERACTION_LIMIT:
+        raise ConfigError(f"{path}: expected the text of a YAML file, of at most {INTERACTION_LIMIT} characters")
+    return value
+
+
 _KEYS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "actor_rollout_ref.model.path": ("model", _text),
     "actor_rollout_ref.rollout.n": ("rollouts", _whole(1)),
@@ -144,5 +175,19 @@ _KEYS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "data.max_prompt_length": ("max_prompt_length", _whole(1)),
     "data.max_response_length": ("max_response_length", _whole(1)),
     "trainer.seed": ("seed", _whole(0)),
+    "enable_agent_loop": ("has_agent_loop", _truth),
+    **{
+        f"{place}.{key}": found
+        for place in MULTI_TURN
+        for key, found in {
+            "enable": ("has_agent_loop", _truth),
+            "interaction_config": ("interaction_config", _interaction),
+            "interaction_config_content": ("interaction_config", _interaction),
+            # 0 stands for no limit, as in OpenTinker.
+            "max_assistant_turns": ("max_turns", _whole(0)),
+            "max_user_turns": ("max_observations", _whole(0)),
+            "max_tokens_per_turn": ("max_turn_length", _whole(1)),
+        }.items()
+    },
 }
 """Paths that are read, and how."""

@@ -39,10 +39,10 @@ async def body_of(request: Request, limit: int = BODY_LIMIT_BYTES) -> bytes:
     return b"".join(parts)
 
 
-async def json_of(request: Request) -> dict[str, Any]:
-    """Return the object in the body of a request. Raises Unprocessable if there is none."""
+async def json_of(request: Request, limit: int = BODY_LIMIT_BYTES) -> dict[str, Any]:
+    """Return the object in the body of a request. Raises Unprocessable if there is none; as `body_of`."""
     try:
-        value = json.loads(await body_of(request))
+        value = json.loads(await body_of(request, limit))
     except (ValueError, RecursionError) as error:
         raise Unprocessable([_problem("json_invalid", [], f"JSON decode error: {error}", {})]) from None
     if not isinstance(value, dict):

@@ -61,10 +61,11 @@ def scheduler_routes(jobs: ServiceJobs) -> list[Route]:
         body = fields_of(
             await json_of(request), config="dict", enable_agent_loop="bool?", wandb_key="str?", num_gpus="int?"
         )
+        config = body["config"]
         if body["enable_agent_loop"]:
-            raise HTTPException(400, "enable_agent_loop: environments are not there yet; expected false")
+            config = {**config, "enable_agent_loop": True}
         try:
-            job = await jobs.submit(user, body["config"], body["num_gpus"])
+            job = await jobs.submit(user, config, body["num_gpus"])
         except JobRefused as error:
             raise HTTPException(400, str(error)) from None
         url = _url_of(request, job)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 
 from fray.tinker.wire.dataproto import DataProto, DataProtoError, encode_value
 
@@ -21,12 +21,23 @@ class PromptTokenizer(Protocol):
 
 @frozen
 class PromptRow:
-    """A prompt, and what its reward depends on; JSON values."""
+    """A prompt, and what its reward depends on; JSON values.
+
+    Attributes:
+        tokens: of the prompt.
+        data_source: for the reward function, as are the next two.
+        ground_truth: likewise.
+        extra_info: likewise.
+        messages: of which the tokens are; empty: they are not of a conversation.
+        task: what an environment gets when it is reset.
+    """
 
     tokens: tuple[int, ...]
     data_source: Any = ""
     ground_truth: Any = None
     extra_info: Any = None
+    messages: tuple[dict[str, Any], ...] = ()
+    task: dict[str, Any] = field(factory=dict)
 
 
 def rows_of(data: DataProto, tokenizer: PromptTokenizer, place: str = "batch_data") -> list[PromptRow]:
@@ -48,12 +59,16 @@ def rows_of(data: DataProto, tokenizer: PromptTokenizer, place: str = "batch_dat
         _column(data, name, len(prompts)) for name in ("data_source", "reward_model", "extra_info")
     )
     truths = _column(data, "ground_truth", len(prompts))
+    messages = _column(data, _prompt_column(data) or "raw_prompt", len(prompts))
+    tasks = _tasks_of(data, extras, place)
     return [
         PromptRow(
             tuple(tokens),
             "" if sources[at] is None else sources[at],
             models[at].get("ground_truth") if isinstance(models[at], dict) else truths[at],
             extras[at],
+            tuple(messages[at]) if isinstance(messages[at], list) else (),
+            tasks[at],
         )
         for at, tokens in enumerate(prompts)
     ]
@@ -65,7 +80,7 @@ def _tokens_of(data: DataProto, tokenizer: PromptTokenizer, place: str) -> list[
         return [_token_list(row, f"{place}.non_tensor_batch['raw_prompt_ids']") for row in columns["raw_prompt_ids"]]
     if "input_ids" in data.batch:
         return _unpadded(data, place)
-    name = next((each for each in ("raw_prompt", "raw_prompts") if each in columns), None)
+    name = _prompt_column(data)
     if name is None:
         raise DataProtoError(
             f"{place}: no prompts; expected batch['input_ids'] with batch['attention_mask'], or raw_prompt_ids or "
@@ -79,6 +94,25 @@ def _tokens_of(data: DataProto, tokenizer: PromptTokenizer, place: str) -> list[
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise DataProtoError(f"{place}.non_tensor_batch[{name!r}][{at}]: {error}") from None
     return found
+
+
+def _prompt_column(data: DataProto) -> str | None:
+    """Return the name of the column with texts or messages, if there is one."""
+    return next((each for each in ("raw_prompt", "raw_prompts") if each in data.non_tensor_batch), None)
+
+
+def _tasks_of(data: DataProto, extras: Sequence[Any], place: str) -> list[dict[str, Any]]:
+    """Return what the environment of each row gets: ``interaction_kwargs``, of its own or in ``extra_info``."""
+    name = next((each for each in ("interaction_kwargs", "env_kwargs") if each in data.non_tensor_batch), None)
+    if name is None:
+        found = [extra.get("interaction_kwargs") if isinstance(extra, dict) else None for extra in extras]
+    else:
+        found = _column(data, name, len(extras))
+    for at, task in enumerate(found):
+        if task is not None and not isinstance(task, dict):
+            where = f"{place}.non_tensor_batch[{name or 'extra_info'!r}][{at}]"
+            raise DataProtoError(f"{where}: expected an object with the arguments of reset, not {task!r:.100}")
+    return [task or {} for task in found]
 
 
 def _unpadded(data: DataProto, place: str) -> list[list[int]]:
