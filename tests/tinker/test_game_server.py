@@ -180,7 +180,10 @@ async def test_servers_have_consecutive_ports_and_a_batch_has_the_prompt_and_the
     assert list(batch.non_tensor_batch["interaction_kwargs"]) == [{"goal": 1}, {"goal": 2}]
 
 
-async def test_servers_of_the_command_are_processes_and_one_that_was_killed_is_started_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("end", "code"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)])
+async def test_servers_of_the_command_are_processes_that_are_started_again_and_end_with_it(
+    end: signal.Signals, code: int, tmp_path: Path
+) -> None:
     file = tmp_path / "games.py"
     file.write_text(
         "import os\nclass Pid:\n    def reset(self): return str(os.getpid())\n    def step(self, action): os._exit(3)\n"
@@ -210,8 +213,14 @@ async def test_servers_of_the_command_are_processes_and_one_that_was_killed_is_s
             assert await pid_at(port + 1) != second
             assert await pid_at(port) == first
     finally:
-        process.terminate()
+        process.send_signal(end)
         with trio.fail_after(20.0):
-            assert await process.wait() == 128 + signal.SIGTERM
-    with pytest.raises(ServerUnreachable):
-        JsonConnection(f"http://127.0.0.1:{port}").request("GET", "/health")
+            assert await process.wait() == code
+            while True:
+                try:
+                    await trio.to_thread.run_sync(JsonConnection(f"http://127.0.0.1:{port}").request, "GET", "/health")
+                    await trio.sleep(0.05)
+                except ServerUnreachable:
+                    break
+                except ConnectionError:
+                    continue  # it ended during this request

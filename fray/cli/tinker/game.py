@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from pathlib import Path
@@ -30,23 +31,35 @@ async def game(options: argparse.Namespace) -> int:
     if options.count == 1:
         async with games.serve(rules, host=options.host, port=options.port) as server:
             _say(options, server.urls)
-            await trio.sleep_forever()
-    # SIGTERM, too, ends the processes with this one.
-    with trio.open_signal_receiver(signal.SIGTERM) as signals:
-        async with trio.open_nursery() as nursery:
-            for port in range(options.port, options.port + options.count):
-                nursery.start_soon(_keep_serving, options, port)
-            await anext(signals)
-            nursery.cancel_scope.cancel()
+            if not options.until_stdin_ends:
+                await trio.sleep_forever()
+            async with trio.lowlevel.FdStream(os.dup(sys.stdin.fileno())) as lifeline:
+                await lifeline.receive_some()
+        return 0
+    # SIGTERM ends the processes with this one; so does SIGKILL, as nothing else has the other end of their standard
+    # input. A signal of the kernel at the parent's end would come with the end of the thread that started them.
+    reading, writing = os.pipe()
+    try:
+        with trio.open_signal_receiver(signal.SIGTERM) as signals:
+            async with trio.open_nursery() as nursery:
+                for port in range(options.port, options.port + options.count):
+                    nursery.start_soon(_keep_serving, options, port, reading)
+                await anext(signals)
+                nursery.cancel_scope.cancel()
+    finally:
+        os.close(reading)
+        os.close(writing)
     return 128 + signal.SIGTERM
 
 
-async def _keep_serving(options: argparse.Namespace, port: int) -> None:
+async def _keep_serving(options: argparse.Namespace, port: int, stdin: int) -> None:
     """Run the server of one port as a process, again when it was killed. Raises InvalidRequest if it ends itself."""
-    command = ["tinker", "game", options.game, "--host", options.host, "--port", str(port), "--count", "1"]
+    command = ["tinker", "game", options.game, "--host", options.host, "--port", str(port), "--until-stdin-ends"]
     while True:
         done = await trio.run_process(
-            [sys.executable, "-m", "fray.cli", *(["--json"] if options.json else []), *command], check=False
+            [sys.executable, "-m", "fray.cli", *(["--json"] if options.json else []), *command],
+            stdin=stdin,
+            check=False,
         )
         if done.returncode >= 0:
             raise InvalidRequest(f"the server at port {port} has ended with status {done.returncode}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from fray.cli.parsing import Parser, Verbs, verb, verb_group
@@ -56,6 +57,7 @@ def add_tinker(verbs: Verbs) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8082, metavar="N", help="of the first (default: %(default)s)")
     parser.add_argument("--count", type=int, default=1, metavar="N", help="servers (default: %(default)s)")
+    parser.add_argument("--until-stdin-ends", action="store_true", help=argparse.SUPPRESS)  # how --count starts one
     _add_look(below)
     _add_keys(below)
 
