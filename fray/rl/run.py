@@ -66,7 +66,7 @@ SLOTS = 512
 STOP_S = 5.0
 """Seconds that the update under way, and its checkpoint, have after Ctrl-C; then processes have as long to end."""
 LINE_PREFIX = "fray.rl: "
-NOT_COMPARED = ("on_step", "on_validation", "on_post", "progress", "env_vars", "parts")
+NOT_COMPARED = ("on_step", "on_validation", "on_post", "on_end", "progress", "env_vars", "parts")
 """Arguments of `Run` that may differ when a run is started again while it lives."""
 
 
@@ -156,6 +156,7 @@ class Run:
         on_validation: called there with the metrics of each validation.
         on_post: called there with each post of a worker or trainer (`ActivityTracker.experiment_logger_post`), which is
             then not for ``trackers``.
+        on_end: called there when the run has ended, also by an error, and when its job is about to be started again.
         progress: whether a line for each update is printed to standard error. Default True.
 
     Raises:
@@ -208,6 +209,7 @@ class Run:
     on_step: Callable[[dict[str, float]], object] | None = None
     on_validation: Callable[[dict[str, float]], object] | None = None
     on_post: Callable[[ExperimentPost], object] | None = None
+    on_end: Callable[[], object] | None = None
     progress: bool = True
     parts: RunParts = field(init=False)
 
@@ -615,6 +617,8 @@ class _StepLog:
 
     def __exit__(self, *error: object) -> None:
         self._trackers.finish()
+        if self._run.on_end is not None:
+            self._run.on_end()
 
     def add_step(self, step: TrainedStep, status: RunStatus) -> None:
         metrics = {

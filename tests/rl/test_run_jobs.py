@@ -36,6 +36,17 @@ rollout_workers: 16
 save_every: 2
 output: out
 """
+GUIDE_RECIPE = """
+project_name: guide
+experiment_name: digits
+data: {type: torch, data_files: [tasks.jsonl], shuffle: false}
+rollout_worker: {type: simple, num_workers: 8, max_response_length: 2, evaluator_module_path: "worker.py:Evaluator"}
+trajectory_pool: {batch_size: 8, group_size: 4, key_list: [group_id]}
+trainer: {type: self_hosted_grpo, total_train_steps: 4, save_freq: 2, checkpoint_path: out}
+service: {train_service: {model: {layers: 1, width: 16, mlp: 32}}}
+resume: {mode: auto}
+logger: {backend: [tensorboard]}
+"""
 WORKER = """
 from fray import rl
 
@@ -43,6 +54,11 @@ from fray import rl
 async def solve(task, llm):
     reply = await llm.completion(task["prompt"], max_tokens=2)
     return rl.score(reply, reward=float(reply.text.startswith("1")))
+
+
+class Evaluator(rl.Evaluator):
+    def evaluate(self, data, evaluation_target):
+        return rl.EvaluationRunResult(reward=float(evaluation_target.final_answer.startswith("1")))
 """
 
 
@@ -145,6 +161,28 @@ def test_a_run_that_fails_is_not_started_again(recipe: Path, fray: Command) -> N
     assert "KeyError: 'answer'" in status["error"]
     assert "KeyError: 'answer'" in fray("logs", job)[2]
     assert len(json.loads(fray("show", job, "--json")[1])["attempts"]) == 1
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="needs tensorboard: pip install")
+def test_a_recipe_of_the_guide_is_a_job_that_reports_to_its_loggers(recipe: Path, fray: Command) -> None:
+    recipe.write_text(GUIDE_RECIPE)
+    code, printed, errors = fray("rl", "run", str(recipe), "--detach")
+    assert code == 0, errors
+    job = printed.strip()
+    assert "run guide-digits is a job of the cluster" in errors
+    assert fray("wait", job)[0] == 0, fray("logs", job)[2]
+    output = recipe.parent / "out"
+    assert (read_status(output)["state"], steps_of(output)) == ("done", [1, 2, 3, 4])
+
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(output / "tensorboard"))
+    found.Reload()
+    assert [one.step for one in found.Tensors("reward_mean")] == [1, 2, 3, 4]
+    without = ("trainer.checkpoint_path=null", "resume.mode=disable", "logger.backend=console")
+    code, _, errors = fray("rl", "run", str(recipe), *without, "--detach")
+    assert code == 2
+    assert "trainer.checkpoint_path: it is missing; a run as a job needs a directory" in errors
 
 
 def steps_of(output: Path) -> list[float]:

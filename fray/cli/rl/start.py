@@ -135,7 +135,7 @@ def _run_guide(settings: Any, variables: Mapping[str, str], options: argparse.Na
         _print_plan(settings.values, processes_of(controller.parts), options.json)
         return 0
     if options.detach:
-        raise InvalidRequest("--detach is for recipes of rl.Run; those of NexRL's guide run in this process")
+        return trio.run(_detach, controller, options)
     controller.run()
     if options.json and controller.result is not None:
         say_json({"steps": controller.result.steps, "status": controller.result.status})

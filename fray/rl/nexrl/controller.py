@@ -13,9 +13,12 @@ from typing import Any, ClassVar
 import trio
 from attrs import evolve
 
+from fray.api.cluster import Cluster
+from fray.api.jobs.job import Job
 from fray.api.open import default_spec, open_cluster
 from fray.errors import InvalidRequest
 from fray.rl.core.run_record import EQUAL_REWARDS
+from fray.rl.messages import RunStatus
 from fray.rl.nexrl.activity_tracker import ActivityTracker, ActivityTrackerProxy, ExperimentLogger
 from fray.rl.nexrl.data_loader import BaseDataLoader, MockDataLoader, TorchDataLoader
 from fray.rl.nexrl.experiment_posts import ExperimentPost
@@ -59,6 +62,11 @@ DROPPED = "dropped/"
 NO_ERRORS = {f"{DROPPED}{reason}" for reason in ("stale", EQUAL_REWARDS, "collected", "PromptTooLong")}
 OWN_LOGGERS = ("console", "jsonl")
 """Backends of ``logger`` that each run has: lines on standard error, and ``metrics.jsonl``."""
+OF_THIS_PROCESS = (
+    *("activity_tracker", "_activity_tracker", "experiment_logger"),
+    *("result", "_token", "_cancel_scope", "_run", "_trackers"),
+)
+"""Attributes of a controller that do not go to the job of its run."""
 CHECKPOINT_NAME = re.compile(r"global_step_(\d+)")
 SECTIONS = {
     NexRLRole.ROLLOUT_WORKER: "rollout_worker",
@@ -125,17 +133,31 @@ class NexRLController(NexRLModule):
         if not isinstance(config, GuideConfig):
             config = guide_config(read_settings(config), types=types)
         self._config: GuideConfig = config
+        self._open_activities()
+        self._dropped: dict[str, float] = {}
+        self._validations: list[dict[str, float]] = []
+        self._run = self._make_run()
+        self.parts: RunParts = self._run.parts
+        """Parts of the run: what its processes are, and how it decides."""
+        self._trackers = self._open_loggers()
+
+    def _open_activities(self) -> None:
         self.activity_tracker = ActivityTracker(self._config)
         self.set_activity_tracker(ActivityTrackerProxy(self.activity_tracker))
         self.activity_tracker.register_module("controller", self)
         self.experiment_logger: ExperimentLogger = self.activity_tracker.experiment_logger
         self.result: RunResult | None = None
         """Result of the run, when it has ended."""
-        self._dropped: dict[str, float] = {}
-        self._validations: list[dict[str, float]] = []
         self._token: trio.lowlevel.TrioToken | None = None
         self._cancel_scope: trio.CancelScope | None = None
-        self._run = self._make_run()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what the job of the run needs, in which this object receives what the run reports."""
+        return {name: value for name, value in vars(self).items() if name not in OF_THIS_PROCESS}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+        self._open_activities()
         self._trackers = self._open_loggers()
 
     def run(self) -> None:
@@ -163,13 +185,20 @@ class NexRLController(NexRLModule):
         finally:
             self.activity_tracker.end(work)
             self._cancel_scope = None
-            for tracker in self._trackers:
-                tracker.finish()
 
-    @property
-    def parts(self) -> RunParts:
-        """Parts of the run: what its processes are, and how it decides."""
-        return self._run.parts
+    async def submit(self, cluster: Cluster) -> Job[RunStatus]:
+        """Launch the run as a job of its own, whatever ``launch_mode`` is; see `Run.submit`.
+
+        Raises:
+            InvalidRequest: as `Run.submit`; or ``trainer.checkpoint_path`` is missing, or ``logger.backend`` names a
+                sink of this process.
+        """
+        self._check_loggers(is_job=True)
+        if self.parts.output is None:
+            problem = "it is missing; a run as a job needs a directory that all machines of the cluster can write"
+            raise invalid("config", [("trainer.checkpoint_path", problem)])
+        await trio.to_thread.run_sync(copy_checkpoint, self._config)
+        return await self._run.submit(cluster)
 
     # Methods of the guide
 
@@ -197,7 +226,7 @@ class NexRLController(NexRLModule):
 
     def _check_finish(self) -> bool:
         """Return whether the run has done its updates, or has ended."""
-        trainer = self._run.parts.trainer
+        trainer = self.parts.trainer
         steps = None if trainer is None else trainer.steps
         return self.result is not None or (steps is not None and self.activity_tracker.get_training_step() >= steps)
 
@@ -240,7 +269,7 @@ class NexRLController(NexRLModule):
         resume = self._config.resume
         if resume.mode == "from_path":
             return resume.resume_path
-        output = self._run.parts.output
+        output = self.parts.output
         return None if output is None else self._find_latest_checkpoint(str(output / CHECKPOINTS))
 
     def _run_validate(self, model_tag: ModelTag) -> dict[str, float] | None:
@@ -276,6 +305,7 @@ class NexRLController(NexRLModule):
             on_step=self._on_step,
             on_validation=self._on_validation,
             on_post=self._on_post,
+            on_end=self._on_end,
             env_vars=self._env_vars,
         )
 
@@ -301,6 +331,10 @@ class NexRLController(NexRLModule):
         except Exception as error:  # noqa: BLE001 (the program's own destinations may raise anything)
             logger.warning("a post to %s failed: %s: %s", post.backend, type(error).__name__, error)
 
+    def _on_end(self) -> None:
+        for tracker in self._trackers:
+            tracker.finish()
+
     def _open_loggers(self) -> list[TrackerSet]:
         """Make the backends of ``logger`` destinations of metrics; each is opened with the first of them.
 
@@ -319,8 +353,8 @@ class NexRLController(NexRLModule):
                 sinks[name] = partial(self._track, name, tracker)
         return made
 
-    def _check_loggers(self) -> None:
-        known = [*OWN_LOGGERS, *TRACKERS, *self.experiment_logger.sinks]
+    def _check_loggers(self, is_job: bool = False) -> None:
+        known = [*OWN_LOGGERS, *TRACKERS, *([] if is_job else self.experiment_logger.sinks)]
         for name in self._config.logger.backend:
             if name not in known:
                 raise invalid("config", [("logger.backend", expected_one_of(name, dict.fromkeys(known)))])

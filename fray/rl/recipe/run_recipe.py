@@ -22,7 +22,7 @@ from fray.rl.run import Run
 from fray.rl.train.lora import LoRA
 from fray.rl.train.settings import GRPO, KlPenalty, OffPolicyCorrection
 
-BY_PROGRAM = ("on_step", "on_validation", "on_post")
+BY_PROGRAM = ("on_step", "on_validation", "on_post", "on_end")
 """Settings of a run that are functions of the program that starts it, and not of a recipe."""
 
 
