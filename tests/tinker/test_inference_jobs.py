@@ -20,8 +20,8 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 
-def client_of(job: dict[str, Any]) -> Any:
-    return openai.OpenAI(base_url=f"{job['server_url']}/v1", api_key="-", max_retries=0)
+def client_of(job: dict[str, Any], max_retries: int = 0) -> Any:
+    return openai.OpenAI(base_url=f"{job['server_url']}/v1", api_key="-", max_retries=max_retries)
 
 
 def saved_checkpoint(scheduler: tinker.SchedulerClient) -> str:
@@ -135,3 +135,54 @@ async def test_inference_jobs_answer_at_one_address_until_they_end(tmp_path: Pat
                 ada.wait_until_running(broken["job_id"])
 
         await trio.to_thread.run_sync(end)
+
+
+async def test_an_inference_job_keeps_its_address_and_answers_when_its_service_is_lost(tmp_path: Path) -> None:
+    async with running(tmp_path, virtual_gpus=1) as (_, service):
+        scheduler = tinker.InferenceSchedulerClient(service.url, retry_delay_s=0.2)
+        wanted = {"model": "tiny", "prompt": "1", "max_tokens": 250, "seed": 9}
+        options: Any = {**wanted, "extra_body": {"ignore_eos": True}}
+
+        def begin() -> tuple[dict[str, Any], str]:
+            job = scheduler.wait_until_running(scheduler.submit_inference_job("tiny")["job_id"])
+            return job, client_of(job).completions.create(**options).choices[0].text
+
+        job, text = await trio.to_thread.run_sync(begin)
+
+        # Killed while requests are under way: one waits for its answer, one reads a stream.
+        answers, begun = list[str](), trio.Event()
+
+        def ask() -> None:
+            answers.append(client_of(job, max_retries=8).completions.create(**options).choices[0].text)
+
+        def read() -> None:
+            with pytest.raises(openai.APIConnectionError):
+                for _ in client_of(job).completions.create(**options, stream=True):
+                    trio.from_thread.run_sync(begun.set)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.to_thread.run_sync, ask)
+            nursery.start_soon(trio.to_thread.run_sync, read)
+            await begun.wait()
+            os.kill((await service.status())["pid"], signal.SIGKILL)
+        assert answers == [text]
+
+        def after() -> None:
+            assert scheduler.job_status(job["job_id"]) == job
+            assert client_of(job).completions.create(**options).choices[0].text == text
+            assert JsonConnection(job["server_url"]).request("GET", "/v1/health").status == 200
+
+        await trio.to_thread.run_sync(after)
+
+    # Ended in order, with the cluster, and started again.
+    async with running(tmp_path, virtual_gpus=1) as (_, service):
+
+        def again() -> None:
+            assert client_of(job).completions.create(**options).choices[0].text == text
+            assert scheduler.job_status(job["job_id"]) == job
+            assert scheduler.submit_inference_job("tiny")["status"] == "QUEUED", "it has the GPU that it had"
+            assert scheduler.complete_job(job["job_id"])["status"] == "COMPLETED"
+            with pytest.raises(openai.ConflictError, match="has ended: COMPLETED"):
+                client_of(job).completions.create(**options)
+
+        await trio.to_thread.run_sync(again)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -123,6 +124,23 @@ def reference_losses() -> dict[str, tuple[list[list[float]], float]]:
         for parameter in parameters:
             parameter.grad = None
     return found
+
+
+def save_model_of_letters(directory: Path) -> None:
+    """Write a model of random weights with a tokenizer of Hugging Face, which clients load: a token for each letter."""
+    import tokenizers
+    import transformers
+
+    from fray.rl.tensors.language_model import load_model
+
+    spec = rl.TinyLlama(layers=2, width=64, chars="0123456789 :$copy")
+    load_model(spec).model.save_pretrained(directory)
+    inner = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({char: at for at, char in enumerate(spec.chars)}, unk_token=spec.eos)
+    )
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    inner.decoder = tokenizers.decoders.Fuse()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token=spec.eos).save_pretrained(directory)
 
 
 def close(found: Sequence[float], expected: Sequence[float], tolerance: float = 1e-5) -> None:
@@ -248,3 +266,25 @@ async def test_kills_of_engine_and_service_change_no_result(tmp_path: Path) -> N
         assert not result, "the client has not ended yet"
         await kill("tinker-service")
     close(result["losses"], reference(40, rl.LoRA(8, seed=3))[0])
+
+
+@pytest.mark.within(120)
+async def test_the_example_of_supervised_training_learns(tmp_path: Path) -> None:
+    python, model = sdk("0.38"), tmp_path / "model"
+    await trio.to_thread.run_sync(save_model_of_letters, model)
+    async with (
+        fray.open_cluster("machine?nodes=1&cpu=4", logs=False) as cluster,
+        tinker.serve(models=[str(model)], threads=1, directory=tmp_path / "service", cluster=cluster) as service,
+    ):
+        command = [str(python), str(ROOT / "examples/tinker_sft.py"), service.url]
+        run = functools.partial(trio.run_process, capture_stdout=True, stderr=subprocess.STDOUT, check=False)
+        done = await run(command, env={**os.environ, "TINKER_TELEMETRY": "0", "HF_HUB_OFFLINE": "1"})
+        found = done.stdout.decode().splitlines()
+        assert done.returncode == 0, "\n".join(found)[-4_000:]
+    losses = [float(line.split()[-1]) for line in found if line.startswith("batch ")]
+    assert len(losses) == 40
+    assert mean(losses[-5:]) < 0.7 * losses[0]
+    answer, path = found[-2:]
+    assert len(answer) <= 8
+    assert path.startswith("tinker://")
+    assert path.endswith("/weights/final")
