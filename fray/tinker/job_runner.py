@@ -144,10 +144,11 @@ class JobRunner(EngineRunner):
         body = entry.answer["body"]
         if entry.kind == "init_workers":
             self.is_initialized = True
-        elif entry.kind == "set_generation_config":
-            self.generation = {key: value for key, value in body.get("config", {}).items() if value is not None}
-        elif entry.kind == "train_step" and "global_steps" in body:
+        elif entry.kind in ("train_step", "resume") and "global_steps" in body:
             self.global_steps = body["global_steps"]
+        generation = body.get({"set_generation_config": "config", "resume": "generation_config"}.get(entry.kind, ""))
+        if generation is not None:
+            self.generation = {key: value for key, value in generation.items() if value is not None}
 
     # Engine -----------------------------------------------------------------------------------------------------------
 
@@ -188,13 +189,14 @@ class JobRunner(EngineRunner):
             if entry.answer is None:
                 # On disk before the client, or the next request, sees it.
                 with trio.CancelScope(shield=True):
-                    await self._store.call(
-                        store.set_answer, self.job_id, seq, result, answer.scores, not answer.is_failure
-                    )
                     if answer.checkpoint:
+                        # First: a client that has the path may use it, also if the service is lost between the two.
                         await self._store.call(
                             store.add_checkpoint, self.job_id, answer.checkpoint, answer.global_steps
                         )
+                    await self._store.call(
+                        store.set_answer, self.job_id, seq, result, answer.scores, not answer.is_failure
+                    )
             # A client that reads no answer for long is not gone before it.
             self.see_client()
             if self.ledger.finish(seq, result):

@@ -21,6 +21,7 @@ from fray.tinker.core.job_states import ServiceJobState, may_become
 from fray.tinker.core.keys import USER_NAME_LIMIT, ServiceUser, hash_of, new_key, new_user_id, user_of_key
 from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits, is_abandoned, limit_text
 from fray.tinker.core.training_config import ConfigError, settings_of
+from fray.tinker.core.training_session import ACTOR_FOLDER
 from fray.tinker.core.usage import UsageWindow
 from fray.tinker.engine_runner import EnginePlan, JobCallbacks
 from fray.tinker.inference_runner import InferenceRunner
@@ -31,8 +32,6 @@ CLIENT_GRACE_S = 3_600.0
 """Seconds without a request after which a job whose client is gone ends."""
 GRACE_CHECK_S = 30.0
 """Longest pause between two looks for such jobs."""
-ACTOR_FOLDER = "actor"
-"""Folder of a checkpoint with model and tokenizer: the ``actor_path`` of `save_checkpoint`."""
 
 log = logging.getLogger("fray.tinker")
 
@@ -192,14 +191,22 @@ class ServiceJobs:
         return await self._accept(user, config, gpus, is_inference=True)
 
     async def _check_own_checkpoint(self, user: ServiceUser, path: str) -> None:
-        for job in [each for each in self.jobs.values() if each.user_id == user.user_id]:
-            saved = await self._store.call(self._store.checkpoints, job.job_id)
-            if any(Path(path) == Path(directory, ACTOR_FOLDER) for directory, _ in saved):
-                return
-        raise JobRefused(
-            f"model_path: {path!r:.500} is neither served here ({', '.join(self._plan.models)}) nor the actor_path of "
-            "a checkpoint that a job of yours has saved"
-        )
+        if Path(path) not in {Path(saved, ACTOR_FOLDER) for saved in await self._checkpoints_of_user(user.user_id)}:
+            raise JobRefused(
+                f"model_path: {path!r:.500} is neither served here ({', '.join(self._plan.models)}) nor the actor_path "
+                "of a checkpoint that a job of yours has saved"
+            )
+
+    async def check_resumable(self, job: ServiceJob, path: str) -> None:
+        """Check that a path is a checkpoint that a job of the same user has saved. Raises JobRefused."""
+        if Path(path) not in {Path(saved) for saved in await self._checkpoints_of_user(job.user_id)}:
+            raise JobRefused(
+                f"path: {path!r:.500} is not the checkpoint_dir of a checkpoint that a job of yours has saved"
+            )
+
+    async def _checkpoints_of_user(self, user_id: str) -> list[str]:
+        jobs = [job.job_id for job in self.jobs.values() if job.user_id == user_id]
+        return [path for job_id in jobs for path, _ in await self._store.call(self._store.checkpoints, job_id)]
 
     async def _accept(
         self, user: ServiceUser, config: dict[str, Any], gpus: int | None, *, is_inference: bool

@@ -25,7 +25,7 @@ from fray.rl.model_spec import ModelSpec
 from fray.rl.train.settings import GRPO
 from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits, limit_text
 from fray.tinker.core.training_config import ConfigError, TrainingSettings, settings_of
-from fray.tinker.core.training_session import GENERATION_KEYS, OutOfOrder, TrainingSession, merged
+from fray.tinker.core.training_session import ACTOR_FOLDER, GENERATION_KEYS, OutOfOrder, TrainingSession, merged
 from fray.tinker.environments.client import EnvironmentClient, EnvironmentFailed, read_environments
 from fray.tinker.environments.episodes import AgentLoopPlan, Episode, failures_of, roll_out
 from fray.tinker.rewards.remote import RemoteReward
@@ -36,6 +36,8 @@ from fray.tinker.wire.prompts import PromptRow, rows_of
 SNAPSHOT_SHARE = 0.1
 """Share of the time that snapshots may take; the requests since the last are executed again when the engine is lost."""
 SESSION_FILE = "session.json"
+PROGRESS_FILE = "progress.json"
+"""File of a checkpoint with what the job continues from beside weights and optimizer."""
 SLOTS = 512
 """Completions that are decoded at a time."""
 SAMPLES_SHOWN = 10
@@ -109,7 +111,7 @@ class TrainingRunner:
         self._environments: dict[str, EnvironmentClient] = {}
         self._snapshot_due = 0.0
         self._has_new_step = False
-        """A step was trained that no snapshot has."""
+        """A step was trained, or a checkpoint resumed, that no snapshot has."""
 
     # Snapshots --------------------------------------------------------------------------------------------------------
 
@@ -124,8 +126,7 @@ class TrainingRunner:
             return 0
         self._snapshot, path = max(found)
         self._session = TrainingSession(**json.loads((path / SESSION_FILE).read_text()))
-        self._load()
-        self._trainer.load(path)
+        self._load(path)
         return self._snapshot
 
     def _take_snapshot(self, seq: int) -> None:
@@ -209,12 +210,17 @@ class TrainingRunner:
         return {"status": "success", "message": f"reward function {name!r} is there", "path": str(path)}
 
     def _set_config(self, message: dict[str, Any], scores: object) -> dict[str, Any]:
+        answer = self._override_config(message, scores)
+        self._session.is_configured = True
+        return answer
+
+    def _override_config(self, message: dict[str, Any], scores: object) -> dict[str, Any]:
         config = merged(self._session.config, _required(message, "config_overrides", dict))
         settings, unused = settings_of(config)
         self._model_of(settings)
         if settings.interaction_config:
             read_environments(settings.interaction_config)
-        self._session.config, self._session.is_configured = config, True
+        self._session.config = config
         text = f"these keys are not used: {', '.join(unused)}" if unused else "all keys are used"
         return {"status": "success", "message": f"configuration set; {text}"}
 
@@ -241,6 +247,17 @@ class TrainingRunner:
             raise
         return {"status": "success", "result": {"model": self._model_of(settings), "total_steps": steps}}
 
+    def _resume(self, message: dict[str, Any], scores: object) -> dict[str, Any]:
+        path = Path(_required(message, "path", str))
+        progress = json.loads((path / PROGRESS_FILE).read_text())
+        self._load_model(self._settings, path / ACTOR_FOLDER)
+        self._session.global_steps, self._session.seed = progress["global_steps"], progress["seed"]
+        self._session.generation = progress["generation"]
+        # The checkpoint may be replaced later, so that the next snapshot is taken before anything else.
+        self._has_new_step, self._snapshot_due = True, 0.0
+        generation = {name: self._session.generation.get(name) for name in GENERATION_KEYS}
+        return {"status": "success", "global_steps": self._session.global_steps, "generation_config": generation}
+
     def _train_step(self, message: dict[str, Any], scores: Sequence[Any] | None) -> dict[str, Any]:
         settings = self._settings
         rows = self._rows(message)
@@ -260,8 +277,7 @@ class TrainingRunner:
                 for (at, row, completion), reward in zip(samples, rewards, strict=True)
             ]
         )
-        self._session.global_steps += 1
-        self._has_new_step = True
+        self._count_step()
         return {
             "status": "success",
             "metrics": _metrics(metrics, rewards, [len(each.token_ids) for _, _, each in samples]),
@@ -295,7 +311,7 @@ class TrainingRunner:
         """Train on the episodes that did not fail."""
         played = _played(episodes)
         metrics = self._trainer.update([each for episode in played for each in episode.trajectories])
-        self._session.global_steps += 1
+        self._count_step()
         rewards, tokens = [each.reward for each in played], [each.tokens for each in played]
         return {
             "status": "success",
@@ -306,12 +322,18 @@ class TrainingRunner:
             "_tokens": sum(each.tokens for each in episodes),
         }
 
+    def _count_step(self) -> None:
+        self._session.global_steps += 1
+        self._has_new_step = True
+
     def _save_checkpoint(self, message: dict[str, Any], scores: object) -> dict[str, Any]:
         steps = self._session.global_steps
         unfinished = begin_checkpoint(self._directory / "checkpoints", steps)
-        self._trainer.save(unfinished / "actor")
+        self._trainer.save(unfinished / ACTOR_FOLDER)
+        progress = {"global_steps": steps, "seed": self._seed, "generation": self._session.generation}
+        (unfinished / PROGRESS_FILE).write_text(json.dumps(progress))
         path = finish_checkpoint(unfinished, steps)
-        paths = {"actor_path": str(path / "actor"), "critic_path": None, "checkpoint_dir": str(path)}
+        paths = {"actor_path": str(path / ACTOR_FOLDER), "critic_path": None, "checkpoint_dir": str(path)}
         return {"status": "success", "result": {"global_steps": steps, **paths}, "_path": str(path)}
 
     # Inside -----------------------------------------------------------------------------------------------------------
@@ -327,13 +349,37 @@ class TrainingRunner:
             )
         return settings.model
 
-    def _load(self) -> None:
-        """Load model, trainer and reward of a configuration that is complete."""
+    @property
+    def _seed(self) -> int:
+        return self._settings.seed if self._session.seed is None else self._session.seed
+
+    def _load(self, saved: Path | None = None) -> None:
+        """Load model, trainer and reward of a configuration that is complete; ``saved`` as of `_load_model`."""
+        settings, _ = settings_of(self._session.config)
+        self._load_model(settings, saved)
+        self._settings = settings
+        if settings.has_agent_loop:
+            found, job_id = read_environments(settings.interaction_config), self._directory.name
+            self._environments = {name: EnvironmentClient(each, job_id) for name, each in found.items()}
+        elif settings.reward_endpoint and not self._session.reward_source:
+            self._replace_reward(RemoteReward(settings.reward_endpoint, settings.reward_timeout_s))
+        elif self._reward is None:
+            source, place = self._session.reward_source, self._directory / "reward"
+            self._reward = UploadedReward(self._session.reward_name, source, place, settings.reward_timeout_s)
+        elif isinstance(self._reward, UploadedReward):
+            self._reward.timeout_s = settings.reward_timeout_s
+
+    def _load_model(self, settings: TrainingSettings, saved: Path | None) -> None:
+        """Load model and trainer; those that are there stay if it fails.
+
+        Args:
+            settings: of the job.
+            saved: directory with weights and optimizer from which the trainer continues; None: it begins.
+        """
         from fray.rl.tensors.engine import Engine
         from fray.rl.tensors.language_model import load_model
         from fray.rl.tensors.policy_trainer import PolicyTrainer
 
-        settings, _ = settings_of(self._session.config)
         algorithm = GRPO(
             groups=1,
             group_size=max(settings.rollouts, 1),
@@ -346,20 +392,12 @@ class TrainingRunner:
             kl=settings.kl or None,
         )
         model = load_model(self._models[self._model_of(settings)])
-        self._trainer = PolicyTrainer(model, algorithm)
+        trainer = PolicyTrainer(model, algorithm)
+        if saved is not None:
+            trainer.load(saved)
+        self._trainer = trainer
         # The same model: generation always has the weights of the last step.
         self._engine = Engine(model, VersionName(0, 0), slots=SLOTS)
-        self._settings = settings
-        if settings.has_agent_loop:
-            found, job_id = read_environments(settings.interaction_config), self._directory.name
-            self._environments = {name: EnvironmentClient(each, job_id) for name, each in found.items()}
-        elif settings.reward_endpoint and not self._session.reward_source:
-            self._replace_reward(RemoteReward(settings.reward_endpoint, settings.reward_timeout_s))
-        elif self._reward is None:
-            source, place = self._session.reward_source, self._directory / "reward"
-            self._reward = UploadedReward(self._session.reward_name, source, place, settings.reward_timeout_s)
-        elif isinstance(self._reward, UploadedReward):
-            self._reward.timeout_s = settings.reward_timeout_s
 
     def _replace_reward(self, reward: Reward) -> None:
         if self._reward is not None:
@@ -399,7 +437,7 @@ class TrainingRunner:
         return [(at, row, found[at, index]) for at, row in enumerate(rows) for index in range(count)]
 
     def _seed_of(self, name: str) -> int:
-        return int.from_bytes(sha256(f"{self._settings.seed}/{name}".encode()).digest()[:6], "big")
+        return int.from_bytes(sha256(f"{self._seed}/{name}".encode()).digest()[:6], "big")
 
     def _episodes(
         self,

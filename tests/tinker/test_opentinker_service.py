@@ -308,3 +308,40 @@ async def test_users_see_their_own_jobs_and_nothing_without_a_key(tmp_path: Path
             assert plain.request("GET", f"/jobs/{wrong}/api/v1/status").status == 404
 
         await trio.to_thread.run_sync(converse)
+
+
+async def test_a_job_goes_back_to_its_own_checkpoint_and_to_no_other(tmp_path: Path) -> None:
+    async with running(tmp_path, auth=True) as (_, service):
+        keys = [await service.create_key(name) for name in ("ada", "bob")]
+
+        def converse() -> None:
+            ada, bob = (tinker.SchedulerClient(service.url, key) for key in keys)
+            first, second = ada.submit_job({}), bob.submit_job({})
+            client = tinker.HTTPTrainingClient(first["server_url"])
+            client.set_config({})
+            changed = client.override_config({**CONFIG, "actor_rollout_ref": {"rollout": {"n": 2}}})
+            assert "trainer.project_name" in changed["message"]
+            with pytest.raises(TrainingServiceError, match="init_workers needs a reward first"):
+                client.init_workers()
+            client.upload_reward_function("share", REWARD)
+            client.init_workers()
+            with pytest.raises(TrainingServiceError, match="400: override_config comes before init_workers"):
+                client.override_config({})
+            train(client, 1, 4)
+            path = client.save_checkpoint()["checkpoint_dir"]
+            expected = train(client, 2, 4)
+            assert client.resume(path)["global_steps"] == client.status()["global_steps"] == 1
+            assert train(client, 2, 4) == expected
+
+            own = ["/etc", f"{path}/actor", f"{path}/../global_step_1", str(tmp_path)]
+            for server, paths in ((first, own), (second, [path, *own])):
+                for wanted in paths:
+                    with pytest.raises(
+                        TrainingServiceError, match="is not the checkpoint_dir of a checkpoint that a job of yours"
+                    ) as refused:
+                        tinker.HTTPTrainingClient(server["server_url"]).resume(wanted)
+                    assert f"400: path: {wanted!r} is not" in str(refused.value)
+            reply = JsonConnection(f"{first['server_url']}/api/v1").request("POST", "/resume", {})
+            assert reply.status == 422
+
+        await trio.to_thread.run_sync(converse)

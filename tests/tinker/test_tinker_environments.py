@@ -465,6 +465,7 @@ async def test_episodes_are_trained_over_a_kill_of_the_engine_and_failures_of_se
         assert found == undisturbed
 
         def after() -> None:
+            assert list(tmp_path.glob("jobs/*/snapshots/global_step_*")), "not all steps are repeated"
             with pytest.raises(TrainingServiceError, match=r"4 of 4 samples .*\(2 tries\)"):
                 client.train_step(game.batch_of(Copy, [{"name": "scripted", "digits": "11"}]))
             assert client.status()["global_steps"] == 4

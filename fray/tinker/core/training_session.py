@@ -7,11 +7,15 @@ from typing import Any
 from attrs import define, field
 
 GENERATION_KEYS = ("temperature", "top_p", "top_k", "max_new_tokens", "repetition_penalty")
+ACTOR_FOLDER = "actor"
+"""Folder of a checkpoint with model and tokenizer: the ``actor_path`` of `save_checkpoint`."""
 EFFECTS = {
     "set_generation_config": True,
     "upload_reward_function": True,
     "set_config": True,
+    "override_config": True,
     "init_workers": True,
+    "resume": True,
     "train_step": True,
     "validate": False,
     "save_checkpoint": False,
@@ -47,6 +51,7 @@ class TrainingSession:
         is_configured: `set_config` was called.
         total_steps: of `init_workers`; None before it.
         global_steps: training steps done.
+        seed: of sampling, from the checkpoint that it resumed; None: that of the configuration.
     """
 
     config: dict[str, Any] = field(factory=dict)
@@ -56,6 +61,7 @@ class TrainingSession:
     is_configured: bool = False
     total_steps: int | None = None
     global_steps: int = 0
+    seed: int | None = None
 
     @property
     def is_initialized(self) -> bool:
@@ -67,14 +73,14 @@ class TrainingSession:
         Raises:
             OutOfOrder: the message has what is missing.
         """
-        if operation == "set_config" and self.is_initialized:
-            raise OutOfOrder("set_config comes before init_workers, and the workers are already initialized")
+        if operation in ("set_config", "override_config") and self.is_initialized:
+            raise OutOfOrder(f"{operation} comes before init_workers, and the workers are already initialized")
         if operation == "init_workers":
             if self.is_initialized:
                 raise OutOfOrder("the workers are already initialized: init_workers is called once")
             if not self.is_configured:
                 raise OutOfOrder("init_workers needs the configuration first: POST set_config {config_overrides}")
-        if operation in ("train_step", "validate", "save_checkpoint") and not self.is_initialized:
+        if operation in ("resume", "train_step", "validate", "save_checkpoint") and not self.is_initialized:
             missing = [] if self.is_configured else ["POST set_config {config_overrides}"]
             missing.append("POST init_workers {total_steps}")
             raise OutOfOrder(f"{operation} needs the workers first: {', then '.join(missing)}")

@@ -130,9 +130,24 @@ class HTTPTrainingClient:
         """Set the configuration; keys may be paths. The message names the keys that are not used."""
         return self._ask("POST", "/set_config", {"config_overrides": dict(config_overrides)})
 
+    def override_config(self, config_overrides: Mapping[str, Any]) -> dict[str, Any]:
+        """Change keys of the configuration before `init_workers`, which needs `set_config` all the same."""
+        return self._ask("POST", "/override_config", {"config_overrides": dict(config_overrides)})
+
     def init_workers(self, total_steps: int | None = None) -> dict[str, Any]:
         """Load the model."""
         return self._ask("POST", "/init_workers", {"total_steps": total_steps})
+
+    def resume(self, path: str) -> dict[str, Any]:
+        """Continue from a checkpoint, after `init_workers`; return ``global_steps`` and ``generation_config`` of it.
+
+        Args:
+            path: ``checkpoint_dir`` of a checkpoint that a job of the same user has saved.
+
+        Raises:
+            TrainingServiceError: there is none, or it is of another model; then nothing has changed.
+        """
+        return self._ask("POST", "/resume", {"path": path})
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         """Train on a batch: a `DataProto`, verl's own, or a dict of its three parts; return metrics and global_steps.
@@ -325,6 +340,7 @@ class ServiceClient:
         reward: tuple[str, str] | None = None,
         generation: Mapping[str, Any] | None = None,
         total_steps: int | None = None,
+        resume: str | None = None,
     ) -> None:
         """Configure the server and load the model, in the order that it needs.
 
@@ -333,6 +349,7 @@ class ServiceClient:
             reward: name and source of a reward function; None: the configuration has a reward server.
             generation: settings of `HTTPTrainingClient.set_generation_config`.
             total_steps: steps that are planned.
+            resume: ``checkpoint_dir`` of a checkpoint to continue from.
         """
         if generation:
             self.client.set_generation_config(**generation)
@@ -340,6 +357,8 @@ class ServiceClient:
             self.client.upload_reward_function(*reward)
         self.client.set_config(config)
         self.client.init_workers(total_steps)
+        if resume is not None:
+            self.client.resume(resume)
 
     def fit(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from fray.tinker.core.ledger import LedgerConflict, LedgerFull
 from fray.tinker.core.training_session import EFFECTS
 from fray.tinker.job_runner import JobRunner
 from fray.tinker.opentinker.answers import body_of
-from fray.tinker.service_jobs import ServiceJobs
+from fray.tinker.service_jobs import JobRefused, ServiceJobs
 
 REQUEST_ID_HEADER = "X-Request-ID"
 """Header by which a request that is sent again is recognised."""
@@ -48,6 +49,16 @@ class _LedgerAnswer(Response):
                 await self._runner.leave(self._seq, was_sent=was_sent)
 
 
+def _path_of(body: bytes) -> str | None:
+    """Return the path of a request to resume; None: its engine refuses the body."""
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    path = message.get("path") if isinstance(message, dict) else None
+    return path if isinstance(path, str) else None
+
+
 async def _until_disconnected(receive: Receive, scope: trio.CancelScope) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -72,6 +83,11 @@ def training_routes(jobs: ServiceJobs) -> list[Route]:
         async def route(request: Request) -> Response:
             runner = runner_of(request)
             body = await body_of(request, jobs.limits.user.body_bytes)
+            if kind == "resume" and (path := _path_of(body)) is not None:
+                try:
+                    await jobs.check_resumable(jobs.jobs[runner.job_id], path)
+                except JobRefused as error:
+                    raise HTTPException(400, str(error)) from None
             try:
                 seq = await runner.receive(kind, body, request.headers.get(REQUEST_ID_HEADER, ""))
             except LedgerFull as error:
