@@ -85,8 +85,9 @@ class PeerIdentity:
 class Transport(Protocol):
     """One connection. One task sends, one task receives.
 
-    `send` and `receive` raise `fray.errors.ConnectionFailed` (any subclass) once the connection is gone; a cancelled
-    `send` leaves the connection unusable, and the owner must `abort` it.
+    `send` and `receive` raise `fray.errors.ConnectionFailed` (any subclass) once the connection is gone. Before that
+    `receive` returns what the peer had sent before it ended the connection, also after a `send` that failed because of
+    that end. A cancelled `send` leaves the connection unusable, and the owner must `abort` it.
     """
 
     peer: PeerIdentity

@@ -257,6 +257,30 @@ async def a_sender_learns_that_its_peer_is_gone(bench: NetworkUnderTest) -> None
 
 
 @case
+async def a_failed_send_leaves_what_has_arrived_to_be_received(bench: NetworkUnderTest) -> None:
+    async with connected(bench) as pair:
+        await pair.far.send([b"before"])
+        await pair.far.send([b"the reason"])
+        pair.far.abort()
+        # The sender learns of the end only after some messages: they are small, so that none has to wait for room.
+        with trio.fail_after(TIMEOUT_S):
+            while await sends(pair.near):  # noqa: ASYNC110 - only a send shows the end
+                await trio.sleep(0.001)
+        assert await receive_all(pair.near, 2) == [b"before", b"the reason"]
+        await fails(pair.near.receive(), ConnectionFailed)
+        assert not await sends(pair.near)
+
+
+async def sends(transport: Transport) -> bool:
+    """Send a small message; return whether that succeeded."""
+    try:
+        await transport.send([b"x"])
+    except ConnectionFailed:
+        return False
+    return True
+
+
+@case
 async def a_blocked_sender_is_woken_by_abort(bench: NetworkUnderTest) -> None:
     async with connected(bench) as pair, trio.open_nursery() as nursery:
         nursery.start_soon(fails, send_all(pair.near, [b"x" * 250_000] * 200), ConnectionFailed)

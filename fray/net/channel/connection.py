@@ -7,7 +7,8 @@ writer's turn: until that comes, pending frames go straight to the transport too
 main costs of a call, which is why frames are gathered and single ones bypass the writer.
 
 Only the writer waits in a send: a cancelled send leaves part of a message on the wire, so cancelling it costs the
-connection.
+connection. A failed send ends the connection once the reader has read what had arrived before: a peer that ends its
+channel says goodbye and closes the connection, and the next send may fail before the goodbye is read.
 
 An end that executes orders (`Channel.stale_s`) does not read messages that were written long ago: if its process was
 suspended for minutes, it closes the connection first, and receives the current orders on a new connection. Otherwise a
@@ -45,6 +46,8 @@ logger = logging.getLogger("fray.net")
 
 FAREWELL_S = 1.0
 """Longest time for which a cancelled dialer sends queued frames and its goodbye."""
+FINISH_READING_S = 1.0
+"""Longest time for which messages that had arrived are read after a failed send."""
 DIRECT_BYTES = 64 * 1024
 """Largest amount that is sent directly; the writer sends more."""
 STREAM_BYTES = 16 * 1024
@@ -303,7 +306,12 @@ class Connection:
                     await self._sleep()
                 else:
                     await self.transport.send(message)
-        except (ConnectionFailed, MessageTooLarge) as error:
+        except ConnectionFailed as error:
+            self._note_lost(error)
+            # The reader ends the connection, at its end: the goodbye of the peer may be unread. A partition may keep
+            # that end from this side.
+            self._scope.deadline = trio.current_time() + FINISH_READING_S
+        except MessageTooLarge as error:
             self._lost(error)
 
     async def _sleep(self) -> None:
@@ -429,7 +437,10 @@ class Connection:
             self.poke()
 
     def _lost(self, error: FrayError) -> None:
+        self._note_lost(error)
+        self._scope.cancel()
+
+    def _note_lost(self, error: FrayError) -> None:
         self.process_was_suspended = self.process_was_suspended or self._heartbeat.is_stale(trio.current_time())
         if self.error is None:
             self.error = error
-        self._scope.cancel()

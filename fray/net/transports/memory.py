@@ -217,7 +217,7 @@ class MemoryTransport:
             raise ConnectionFailed(self._closed_reason)
         # In a partition the sender cannot learn of the end, so its message vanishes without an error.
         if pipe.dead_at <= trio.current_time() and not self._network.holds(pipe.target, pipe.source):
-            raise ConnectionFailed("the peer closed the connection")
+            raise ConnectionFailed("the peer closed the connection", by_peer=True)
         pipe.sent += 1
         fault = self._network.on_message_sent(
             InFlightMessage(pipe.source, pipe.target, self.number, pipe.sent, len(message))

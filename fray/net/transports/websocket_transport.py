@@ -61,6 +61,8 @@ class WebSocketTransport:
         self._reader = Reader(masked=not client, limit_bytes=TRANSPORT_LIMIT_BYTES, data=surplus)
         self._closed_reason: str | None = None
         """Reason why nothing more can be sent or received; None while open."""
+        self._send_failed_reason: str | None = None
+        """Reason why nothing more can be sent, though what has arrived can still be received."""
         self._closed = False
         self._close_sent = False
         self._sending = False
@@ -110,7 +112,7 @@ class WebSocketTransport:
 
     def send_now(self, parts: Sequence[Bytes]) -> bool:
         """Send without waiting. False: not all was sent; call `send` with it next, which continues there."""
-        if self._sending or self._closed_reason is not None:
+        if self._sending or self._unsendable_reason is not None:
             return False
         views = self._views(parts)
         try:
@@ -135,14 +137,17 @@ class WebSocketTransport:
 
     def _push(self, views: list[Bytes]) -> bool:
         """Pass to the kernel what it takes and keep the rest in ``views``; return whether nothing is left."""
-        if self._closed_reason is not None:
-            raise ConnectionFailed(self._closed_reason)
+        if self._unsendable_reason is not None:
+            raise ConnectionFailed(self._unsendable_reason)
         try:
             count = self._sock.send(views[0]) if len(views) == 1 else self._sock.sendmsg(views)
         except BlockingIOError:
             return False
         except OSError as error:
-            raise self._lost(error) from None
+            # Only sending has ended: the kernel still has what arrived before, and then reports the end to `receive`.
+            failed = _lost_error(error)
+            self._send_failed_reason = str(failed)
+            raise failed from None
         if len(views) == 1 and count == len(views[0]):
             return True
         # A full socket buffer may take any part of the message, also half of one view.
@@ -163,7 +168,7 @@ class WebSocketTransport:
 
     def _send_control(self, frame: bytes) -> bool:
         """Send a control frame if that is possible at once, between messages; return whether it was sent."""
-        if self._sending or self._unsent is not None or self._closed_reason is not None:
+        if self._sending or self._unsent is not None or self._unsendable_reason is not None:
             return False
         try:
             count = self._sock.send(frame)
@@ -220,7 +225,8 @@ class WebSocketTransport:
             self._more = False
             return
         except OSError as error:
-            raise self._lost(error) from None
+            lost = _lost_error(error)
+            raise self._end(str(lost), by_peer=lost.details["by_peer"]) from None
         if count == 0:
             raise self._end("the peer closed the connection", by_peer=True)
         # After eight full buffers in a row other tasks get their turn, by waiting once.
@@ -294,12 +300,18 @@ class WebSocketTransport:
         self._send_close(code, str(error))
         self._end(str(error))
 
-    def _lost(self, error: OSError) -> ConnectionFailed:
-        by_peer = error.errno in (errno.ECONNRESET, errno.EPIPE)
-        return self._end(f"the connection was lost: {error.strerror or error}", by_peer=by_peer)
+    @property
+    def _unsendable_reason(self) -> str | None:
+        return self._closed_reason or self._send_failed_reason
 
     def _end(self, why: str, by_peer: bool = False) -> ConnectionFailed:
         """Mark the connection as unusable; the first reason counts. ``by_peer``: its machine has ended it."""
         self._closed_reason = self._closed_reason or why
         self._done.set()
         return ConnectionFailed(self._closed_reason, by_peer=by_peer)
+
+
+def _lost_error(error: OSError) -> ConnectionFailed:
+    """Return the error of a connection that the kernel reports as lost."""
+    by_peer = error.errno in (errno.ECONNRESET, errno.EPIPE)
+    return ConnectionFailed(f"the connection was lost: {error.strerror or error}", by_peer=by_peer)
