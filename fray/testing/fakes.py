@@ -337,6 +337,7 @@ class SimLauncher(Launcher):
             self._end(process, SUSPENDED_BEFORE_START, None, "by itself")
             return
         if self.bad:
+            self._truth.not_begun(attempt.spec)
             self._end(process, KILLED_AT_START, None, "crashed")
             return
         self._pids += 1

@@ -66,12 +66,8 @@ class ProcessRun:
         return split_attempt(self.attempt_id)[2]
 
 
-def _is_of_group(process_run: ProcessRun, group: str) -> bool:
-    return process_run.spec.job_group == group
-
-
-def _stage(process_run: ProcessRun) -> int:
-    return process_run.spec.role.stage if process_run.spec.role else 0
+def _stage(spec: JobSpec) -> int:
+    return spec.role.stage if spec.role else 0
 
 
 @define
@@ -125,6 +121,8 @@ class GroundTruth:
     """Machines (and drivers, and the controller) whose processes are stopped now."""
     offered: dict[str, Capacity] = Factory(dict)
     """Capacity of each machine, by name."""
+    _not_begun: list[JobSpec] = Factory(list)
+    """Members of job groups that were killed at their start."""
     owners: dict[JobId, str] = Factory(dict)
     """Session, or attempt, that launched each job which is not detached; filled by the scenario."""
     ghosts: int = 0
@@ -136,6 +134,11 @@ class GroundTruth:
             self.breaches.append(Violation(promise, self.clock(), text))
 
     # Processes of jobs
+
+    def not_begun(self, spec: JobSpec) -> None:
+        """Record that an attempt was killed before its process had begun."""
+        if spec.job_group:
+            self._not_begun.append(spec)
 
     def began(self, attempt_id: AttemptId, machine: str, spec: JobSpec, devices: tuple[str, ...]) -> None:
         """Record that a machine has started the process of an attempt."""
@@ -223,12 +226,12 @@ class GroundTruth:
 
     def _check_stage(self, new: ProcessRun) -> None:
         """Check that members of a later stage of a job group start after a member of an earlier one."""
-        group, stage = new.spec.job_group, new.spec.role.stage if new.spec.role else 0
-        if (
-            group
-            and stage
-            and not any(_stage(other) < stage for other in self.processes.values() if _is_of_group(other, group))
-        ):
+        group, stage = new.spec.job_group, _stage(new.spec)
+        if not group or not stage:
+            return
+        begun = (other.spec for other in self.processes.values())
+        # A member that was killed at its start has no process; its group may absorb that, and go on to the next stage.
+        if not any(each.job_group == group and _stage(each) < stage for each in (*begun, *self._not_begun)):
             self.breach("P6", f"{new.attempt_id} of stage {stage} begins before anything of an earlier one")
 
     def _before(self, new: ProcessRun) -> ProcessRun | None:

@@ -2,7 +2,7 @@
 
 import sys
 
-from tests.simulation.run import main
+from tests.simulation.commands import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -235,7 +235,9 @@ class Scenario:
     async def _run_faults(self) -> None:
         """Run until the last fault has ended and the last act has started."""
         async with trio.open_nursery() as nursery:
+            # Each task begins with its fault: the plan without the last ones gives the same scenario until then.
             for fault in self.plan.faults:
+                await trio.sleep_until(fault.at_s)
                 nursery.start_soon(self._fault, fault)
         await trio.sleep_until(max((act.at_s for act in self.plan.acts), default=0.0))
 
@@ -266,7 +268,6 @@ class Scenario:
         self._leave[driver.name].set()
 
     async def _fault(self, planned: PlannedFault) -> None:
-        await trio.sleep_until(planned.at_s)
         rng = self.seed.stream(f"fault/{planned.number}")
         index = len(self.fault_log)
         self.fault_log.append((trio.current_time(), None))

@@ -36,3 +36,9 @@ def test_lateness_after_a_deadline_does_not_include_the_time_in_which_the_driver
 def test_a_driver_that_leaves_ends_the_jobs_of_its_cancelled_acts() -> None:
     # Seeds 5092, 20134; a defect of the simulator: nothing ended these jobs, and the driver rightly waited for them.
     assert_holds(direct_plan(["kept units"] * 12, [(8.0, "driver leaves", 0.1)], machines=2), seed=1)
+
+
+def test_a_group_goes_on_when_it_absorbs_that_its_first_stage_was_killed_at_its_start() -> None:
+    # Seed 30205; a defect of the simulator: it expected a process of the first stage.
+    faults = [(0.4, "bad machine", 1.2), (2.6, "bad machine", 1.0)]
+    assert_holds(direct_plan(["job group"] * 8, faults, machines=2, every_s=0.4), seed=22)

@@ -1,0 +1,158 @@
+"""Run random scenarios of whole clusters: one seed (--seed 7), many (--seeds 0-299 --jobs 2), or a scenario file.
+
+--seed 7 --shrink FILE writes a short scenario that has the violation of the seed; --scenario FILE runs it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import multiprocessing
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from fray.model.messages.session import VERSION
+from fray.testing.seed import Seed
+from tests.simulation import scenario_files, shrink
+from tests.simulation.run import counts_text, run_seed, summary
+from tests.simulation.scenario import ScenarioResult
+from tests.simulation.scenario_plans import ScenarioPlan, draw_plan
+
+PROGRESS_SEEDS = 20
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--seed", type=int, default=0, help="run the scenario of this seed (default: 0)")
+    what.add_argument("--seeds", metavar="A-B", help="run all of these and count")
+    what.add_argument("--scenario", metavar="FILE", type=Path, help="run the scenario of a file")
+    parser.add_argument("--jobs", type=int, default=1, help="processes to use (default: 1)")
+    parser.add_argument(
+        "--shrink", metavar="FILE", type=Path, help="reduce the scenario of --seed to a short one with its violation"
+    )
+    parser.add_argument(
+        "--shrink-s", type=float, default=shrink.LIMIT_S, help="seconds to look for one (default: %(default)s)"
+    )
+    parser.add_argument("--verbose", action="store_true", help="also what the parts log")
+    options = parser.parse_args(argv)
+    if options.shrink is not None and options.seeds is not None:
+        parser.error("--shrink needs one seed: --seed N --shrink FILE")
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Return exit status 0 if every promise held, 1 if not, 2 for a scenario file that cannot be read."""
+    options = _parse(argv)
+    if options.verbose:
+        logging.getLogger("fray").setLevel(logging.INFO)
+        logging.basicConfig(format="%(name)s %(levelname)s %(message)s", stream=sys.stdout)
+    if options.seeds is not None:
+        first, _, last = options.seeds.partition("-")
+        return _run_many(range(int(first), int(last or first) + 1), options.jobs)
+    try:
+        if options.shrink is not None:
+            return _shrink(options)
+        return _run_file(options.scenario) if options.scenario is not None else _run_one(options.seed)
+    except scenario_files.BadScenarioFile as error:
+        print(f"{options.scenario}: {error}", file=sys.stderr)
+        return 2
+
+
+def _run_one(number: int, plan: ScenarioPlan | None = None) -> int:
+    return 1 if _print_run(number, plan).breaches else 0
+
+
+def _print_run(number: int, plan: ScenarioPlan | None = None) -> ScenarioResult:
+    began = time.perf_counter()
+    result = run_seed(number, plan=plan)
+    print("\n".join(result.lines))
+    print(summary(result))
+    print(f"{result.virtual_s:.0f} virtual seconds in {time.perf_counter() - began:.2f} s; trace {result.digest}")
+    return result
+
+
+def _run_file(path: Path) -> int:
+    recorded = scenario_files.read(path.read_text())
+    result = _print_run(recorded.seed, recorded.plan)
+    is_seen = recorded.expects in map(shrink.kind_of, result.breaches)
+    print(f"the violation of {path} ({recorded.expects}) {'is there' if is_seen else 'is not there any more'}")
+    if recorded.version != VERSION:
+        print(f"it was written by Fray {recorded.version}, and this is {VERSION}")
+    elif recorded.digest != result.digest:
+        print("the run differs from the recorded one: Fray or its simulator has changed since")
+    return 1 if result.breaches else 0
+
+
+def _shrink(options: argparse.Namespace) -> int:
+    began, path = time.perf_counter(), options.shrink
+    runs = 0
+
+    def run(seed: int, plan: ScenarioPlan) -> ScenarioResult:
+        nonlocal runs
+        runs += 1
+        return run_seed(seed, plan=plan)
+
+    if options.scenario is not None:
+        recorded = scenario_files.read(options.scenario.read_text())
+        seed, plan = recorded.seed, recorded.plan
+    else:
+        seed, plan = options.seed, draw_plan(Seed(options.seed).stream("plan"))
+    try:
+        found = shrink.shrink(seed, plan, run=run, limit_s=options.shrink_s)
+    except shrink.NothingToShrink as error:
+        print(error)
+        return 0
+    _print_run(found.seed, found.plan)
+    text = scenario_files.write(found)
+    path.write_text(text)
+    print(f"\n{text}")
+    print(
+        f"from {_size(plan)} to {_size(found.plan)}, with {runs} runs in {time.perf_counter() - began:.0f} s\n"
+        f"to run it again: python -m tests.simulation --scenario {path}"
+    )
+    return 1
+
+
+def _size(plan: ScenarioPlan) -> str:
+    return f"{len(plan.acts)} acts, {len(plan.faults)} faults, {len(plan.machines)} machines, {plan.drivers} drivers"
+
+
+def _run_many(numbers: Iterable[int], jobs: int) -> int:
+    began, done, broken = time.perf_counter(), 0, 0
+    faults, acts, events = Counter[str](), Counter[str](), Counter[str]()
+    for number, result in _results(numbers, jobs):
+        done += 1
+        if isinstance(result, str):
+            broken += 1
+            print(f"seed {number} FAILED: {result}", flush=True)
+        else:
+            faults, acts, events = faults + result.faults, acts + result.acts, events + result.events
+            if result.breaches:
+                broken += 1
+                print(summary(result), flush=True)
+        if done % PROGRESS_SEEDS == 0:
+            print(f"{done} seeds run, {broken} broken", file=sys.stderr, flush=True)
+    took_s = time.perf_counter() - began
+    for what, counter in {"faults": faults, "acts": acts, "events": events}.items():
+        print(f"{what}: {counts_text(counter)}")
+    print(f"{done} seeds, {broken} broken, {done / took_s * 60:.0f} seeds per minute")
+    return 1 if broken else 0
+
+
+def _results(numbers: Iterable[int], jobs: int) -> Iterator[tuple[int, ScenarioResult | str]]:
+    if jobs <= 1:
+        yield from map(_attempt, numbers)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap(_attempt, numbers, chunksize=4)
+
+
+def _attempt(number: int) -> tuple[int, ScenarioResult | str]:
+    try:
+        return number, run_seed(number)
+    except Exception as error:  # noqa: BLE001  # one seed must not end the others
+        return number, repr(error)
