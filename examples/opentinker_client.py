@@ -30,8 +30,9 @@ def share_right(data_source, solution_str, ground_truth, extra_info, **kw):
 CONFIG = {
     "data": {"max_prompt_length": 4, "max_response_length": 4},
     "actor_rollout_ref": {"rollout": {"n": 16}, "actor": {"optim": {"lr": 1e-3}}},
-    "algorithm": {"adv_estimator": "grpo"},
+    "critic": {"optim": {"lr": 1e-3}},  # of gae alone
 }
+ESTIMATORS = ("grpo", "gae")
 
 
 def batch_of(numbers: list[str]) -> tinker.DataProto:
@@ -42,13 +43,14 @@ def batch_of(numbers: list[str]) -> tinker.DataProto:
     return tinker.DataProto({}, {"raw_prompt": prompts, "reward_model": truths})
 
 
-def train(url: str, steps: int, api_key: str | None = None) -> dict[str, Any]:
+def train(url: str, steps: int, api_key: str | None = None, estimator: str = "grpo") -> dict[str, Any]:
     """Submit a job, train, validate; return rewards, the score of the validation, and seconds."""
     scheduler = tinker.SchedulerClient(url, api_key)
     job = scheduler.submit_job({})
     server_url = scheduler.wait_until_running(job["job_id"])["server_url"]
     service = tinker.ServiceClient(server_url)
-    service.set_config(CONFIG, reward=("share_right", REWARD), total_steps=steps)
+    config = {**CONFIG, "algorithm": {"adv_estimator": estimator}}
+    service.set_config(config, reward=("share_right", REWARD), total_steps=steps)
     numbers, rng = ["".join(digits) for digits in itertools.product("0123456789", repeat=3)], random.Random(0)
     began = time.perf_counter()
     history = service.fit(batch_of(rng.sample(numbers, 32)) for _ in range(steps))
@@ -58,25 +60,26 @@ def train(url: str, steps: int, api_key: str | None = None) -> dict[str, Any]:
     return {"rewards": [step["training_step_reward"] for step in history], "validation": score, "seconds": seconds}
 
 
-async def serve_and_train(steps: int) -> dict[str, Any]:
+async def serve_and_train(steps: int, estimator: str) -> dict[str, Any]:
     """Train with a service that ends with this call."""
     with tempfile.TemporaryDirectory() as directory:
         async with (
             fray.open_cluster("machine") as cluster,
             tinker.serve(models=[MODEL], directory=directory, cluster=cluster, threads=1) as service,
         ):
-            return await trio.to_thread.run_sync(train, service.url, steps)
+            return await trio.to_thread.run_sync(train, service.url, steps, None, estimator)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200, help="training steps (default 200)")
     parser.add_argument("--scheduler-url", help="a service that runs; default: one is started")
+    parser.add_argument("--estimator", choices=ESTIMATORS, default="grpo", help="of advantages (default grpo)")
     options = parser.parse_args()
     if options.scheduler_url:
-        result = train(options.scheduler_url, options.steps)
+        result = train(options.scheduler_url, options.steps, estimator=options.estimator)
     else:
-        result = trio.run(serve_and_train, options.steps)
+        result = trio.run(serve_and_train, options.steps, options.estimator)
     first, last = result["rewards"][:10], result["rewards"][-10:]
     print(
         f"mean reward: {sum(first) / len(first):.3f} in the first steps, {sum(last) / len(last):.3f} in the last ten; "

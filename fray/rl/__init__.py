@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     )
     from fray.rl.run import Run, RunResult
     from fray.rl.train.lora import LoRA
-    from fray.rl.train.settings import GRPO, KlPenalty, OffPolicyCorrection
+    from fray.rl.train.settings import GRPO, Critic, KlPenalty, OffPolicyCorrection
     from fray.rl.trainer.base_trainer import BaseTrainer
     from fray.rl.trainer.remote_api import (
         RemoteApiCrossEntropyTrainer,
@@ -80,6 +80,7 @@ _MODULES = {
     "BaseRolloutWorker": "rollout_worker",
     "BaseTrainer": "trainer.base_trainer",
     "Batch": "nexrl_types",
+    "Critic": "train.settings",
     "DefaultNexAURolloutWorker": "rollout_worker",
     "ErrorInfo": "nexrl.error_reporter",
     "ErrorReporter": "nexrl.error_reporter",
@@ -144,6 +145,7 @@ __all__ = [
     "BaseRolloutWorker",
     "BaseTrainer",
     "Batch",
+    "Critic",
     "DefaultNexAURolloutWorker",
     "ErrorInfo",
     "ErrorReporter",

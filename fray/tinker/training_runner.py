@@ -22,7 +22,7 @@ from fray.rl.checkpoint import begin_checkpoint, finish_checkpoint, remove_older
 from fray.rl.core.versions import VersionName
 from fray.rl.inference.requests import Completion, GenerateRequest, Sampling
 from fray.rl.model_spec import ModelSpec
-from fray.rl.train.settings import GRPO
+from fray.rl.train.settings import CRITIC_FOLDER, GRPO, Critic
 from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits, limit_text
 from fray.tinker.core.training_config import ConfigError, TrainingSettings, settings_of
 from fray.tinker.core.training_session import ACTOR_FOLDER, GENERATION_KEYS, OutOfOrder, TrainingSession, merged
@@ -333,19 +333,25 @@ class TrainingRunner:
         progress = {"global_steps": steps, "seed": self._seed, "generation": self._session.generation}
         (unfinished / PROGRESS_FILE).write_text(json.dumps(progress))
         path = finish_checkpoint(unfinished, steps)
-        paths = {"actor_path": str(path / ACTOR_FOLDER), "critic_path": None, "checkpoint_dir": str(path)}
+        actor = path / ACTOR_FOLDER
+        critic = None if self._trainer.critic is None else str(actor / CRITIC_FOLDER)
+        paths = {"actor_path": str(actor), "critic_path": critic, "checkpoint_dir": str(path)}
         return {"status": "success", "result": {"global_steps": steps, **paths}, "_path": str(path)}
 
     # Inside -----------------------------------------------------------------------------------------------------------
 
     def _model_of(self, settings: TrainingSettings) -> str:
-        """Return the name of the model that a configuration chooses."""
+        """Return the name of the model that a configuration chooses. Raises ConfigError for one that is not served."""
+        known = ", ".join(self._models)
+        if settings.critic_model and settings.critic_model not in self._models:
+            raise ConfigError(
+                f"critic.model.path: {settings.critic_model!r} is not served here; expected one of {known}"
+            )
         if not settings.model and len(self._models) == 1:
             return next(iter(self._models))
         if settings.model not in self._models:
             raise ConfigError(
-                f"actor_rollout_ref.model.path: {settings.model!r} is not served here; expected one of "
-                f"{', '.join(self._models)}"
+                f"actor_rollout_ref.model.path: {settings.model!r} is not served here; expected one of {known}"
             )
         return settings.model
 
@@ -380,6 +386,9 @@ class TrainingRunner:
         from fray.rl.tensors.language_model import load_model
         from fray.rl.tensors.policy_trainer import PolicyTrainer
 
+        critic = None
+        if settings.estimator == "gae":
+            critic = Critic(settings.critic_lr, clip=settings.critic_clip, lam=settings.lam)
         algorithm = GRPO(
             groups=1,
             group_size=max(settings.rollouts, 1),
@@ -389,10 +398,14 @@ class TrainingRunner:
             clip_high=settings.clip_ratio,
             advantage=settings.estimator,
             gamma=settings.gamma or 1.0,
+            critic=critic,
             kl=settings.kl or None,
         )
-        model = load_model(self._models[self._model_of(settings)])
-        trainer = PolicyTrainer(model, algorithm)
+        name = self._model_of(settings)
+        model = load_model(self._models[name])
+        has_other = critic is not None and settings.critic_model not in ("", name)
+        other = load_model(self._models[settings.critic_model]) if has_other else None
+        trainer = PolicyTrainer(model, algorithm, critic=other)
         if saved is not None:
             trainer.load(saved)
         self._trainer = trainer
@@ -589,6 +602,22 @@ def _metrics(trained: Mapping[str, float], rewards: Sequence[float], lengths: Se
         "response_length/max": float(max(lengths)),
         "response_length/min": float(min(lengths)),
     }
-    names = {"loss": "pg_loss", "clip_fraction": "pg_clipfrac", "mismatch_k3": "ppo_kl"}
     skipped = ("reward_mean", "reward_std", "reward_min", "reward_max")
-    return metrics | {f"actor/{names.get(name, name)}": value for name, value in trained.items() if name not in skipped}
+    return metrics | {_shown_name(name): value for name, value in trained.items() if name not in skipped}
+
+
+_SHOWN_NAMES = {
+    "loss": "actor/pg_loss",
+    "clip_fraction": "actor/pg_clipfrac",
+    "mismatch_k3": "actor/ppo_kl",
+    "critic_loss": "critic/vf_loss",
+    "critic_clip_fraction": "critic/vf_clipfrac",
+    "critic_explained_variance": "critic/vf_explained_var",
+    "critic_value_mean": "critic/values/mean",
+    "critic_return_mean": "critic/returns/mean",
+}
+
+
+def _shown_name(name: str) -> str:
+    part, _, rest = name.partition("_")
+    return _SHOWN_NAMES.get(name) or (f"critic/{rest}" if part == "critic" else f"actor/{name}")

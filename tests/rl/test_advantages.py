@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fray.rl.core.advantages import dr_grpo, grpo, next_baseline, reinforce, rloo, step_grpo
+from fray.rl.core.advantages import dr_grpo, gae, grpo, next_baseline, reinforce, rloo, step_grpo, whitened
 
 REWARDS = st.floats(-10, 10).map(lambda value: round(value, 3))
 GROUPED = st.lists(st.tuples(REWARDS, st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=16)
@@ -124,3 +124,55 @@ def test_lengths_and_the_discount_are_checked() -> None:
         grpo([1, 2], ["g"])
     with pytest.raises(ValueError, match=r"invalid gamma 1\.5: expected a number above 0 and at most 1"):
         step_grpo([[1]], ["g"], gamma=1.5)
+
+
+@given(
+    st.lists(st.tuples(REWARDS, st.floats(-3, 3)), min_size=1, max_size=12),
+    st.floats(0.1, 1.0),
+    st.floats(0.0, 1.0),
+)
+def test_gae_is_the_mean_of_returns_of_all_lengths_weighted_by_lam(
+    steps: list[tuple[float, float]], gamma: float, lam: float
+) -> None:
+    rewards, values = [reward for reward, _ in steps], [value for _, value in steps]
+    count = len(steps)
+
+    def of_length(at: int, length: int) -> float:
+        """The return of so many rewards, then the value of the state after them; 0 after the end."""
+        found = sum(gamma**k * rewards[at + k] for k in range(length))
+        return found + (gamma**length * values[at + length] if at + length < count else 0.0)
+
+    advantages, returns = gae(rewards, values, gamma, lam)
+    for at in range(count):
+        longest = count - at
+        mean = sum((1 - lam) * lam ** (length - 1) * of_length(at, length) for length in range(1, longest))
+        mean += lam ** (longest - 1) * of_length(at, longest)
+        assert returns[at] == pytest.approx(mean, abs=1e-8)
+        assert advantages[at] == pytest.approx(mean - values[at], abs=1e-8)
+
+
+def test_gae_refuses_what_it_cannot_compute() -> None:
+    assert gae([0.0, 1.0], [0.5, 0.25]) == ([0.5, 0.75], [1.0, 1.0])
+    for arguments, text in (
+        (([1.0], [1.0, 2.0]), "1 rewards and 2 values: lengths differ"),
+        (([1.0, math.nan], [1.0, 2.0]), "invalid reward nan of step 1"),
+        (([1.0], [math.inf]), "invalid value inf of step 0"),
+        (([1.0], [1.0], 0.0), "invalid gamma 0.0"),
+        (([1.0], [1.0], 1.0, 1.5), "invalid lam 1.5"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            gae(*arguments)
+
+
+@given(st.lists(st.lists(REWARDS, max_size=4), max_size=4))
+def test_whitened_numbers_have_mean_0_and_deviation_1(rows: list[list[float]]) -> None:
+    found = whitened(rows)
+    assert [len(row) for row in found] == [len(row) for row in rows]
+    before, after = [each for row in rows for each in row], [each for row in found for each in row]
+    if len(set(before)) < 2:
+        assert set(after) <= {0.0}
+        return
+    assert sum(after) == pytest.approx(0, abs=1e-6)
+    if max(before) - min(before) > 0.1:
+        assert sum(each**2 for each in after) == pytest.approx(len(after) - 1, rel=1e-3)
+    assert sorted(range(len(before)), key=before.__getitem__) == sorted(range(len(after)), key=after.__getitem__)

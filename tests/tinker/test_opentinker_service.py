@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -54,9 +55,9 @@ def started_job(url: str, seed: int = 0) -> tuple[tinker.SchedulerClient, str, t
     return scheduler, job["job_id"], client
 
 
-def configure(client: tinker.HTTPTrainingClient) -> None:
+def configure(client: tinker.HTTPTrainingClient, config: Mapping[str, Any] = CONFIG) -> None:
     client.upload_reward_function("share", REWARD)
-    assert "these keys are not used: trainer.project_name" in client.set_config(CONFIG)["message"]
+    assert "these keys are not used: trainer.project_name" in client.set_config(config)["message"]
     client.init_workers(total_steps=200)
 
 
@@ -115,11 +116,13 @@ async def test_a_model_learns_to_copy_digits_through_the_protocol(tmp_path: Path
 @pytest.mark.within(170)
 async def test_kills_of_engine_and_service_during_steps_train_every_step_once(tmp_path: Path) -> None:
     steps = 12
+    # With a critic: it and its optimizer are in snapshots, beside the policy's.
+    config = {**CONFIG, "algorithm.adv_estimator": "gae", "critic.optim.lr": 1e-3}
     async with running(tmp_path) as (cluster, service):
 
         def begin() -> tinker.HTTPTrainingClient:
             client = started_job(service.url)[2]
-            configure(client)
+            configure(client, config)
             return client
 
         undisturbed = await trio.to_thread.run_sync(lambda: train(begin(), steps, 8))

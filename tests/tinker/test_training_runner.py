@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pytest
 
+from fray.rl.model_spec import TinyLlama
 from fray.tinker.training_runner import TrainingRunner
 from fray.tinker.wire.dataproto import encode_data_proto
 from tests.tinker.services import MODEL, REWARD
-from tests.tinker.test_opentinker_service import CONFIG, batch_of
+from tests.tinker.test_opentinker_service import CONFIG, NUMBERS, batch_of
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.torch
+
+
+GAE = {"algorithm.adv_estimator": "gae", "critic.optim.lr": 1e-3}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Compute in one thread: several wait for each other where all cores are busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class Job:
@@ -86,6 +104,55 @@ def check_resumed(tmp_path: Path, config: dict[str, Any]) -> None:
 
 def test_a_job_that_resumes_continues_as_if_it_had_never_stopped(tmp_path: Path) -> None:
     check_resumed(tmp_path, {"actor_rollout_ref.actor.use_kl_loss": True, "actor_rollout_ref.actor.kl_loss_coef": 0.1})
+
+
+def test_a_job_with_a_critic_that_resumes_continues_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    check_resumed(tmp_path, {**GAE, "algorithm.lam": 0.9, "algorithm.gamma": 0.99})
+
+
+def test_a_model_learns_the_first_digit_with_a_critic(tmp_path: Path) -> None:
+    config = {**GAE, "data.max_response_length": 1, "actor_rollout_ref.rollout.n": 4}
+    with closing(Job(tmp_path, config)) as job:
+        rng, found = random.Random(0), []
+        for _ in range(45):
+            numbers = rng.sample(NUMBERS, 64)
+            truths = np.empty(64, object)
+            truths[:] = [{"ground_truth": number[0]} for number in numbers]
+            batch = {"non_tensor_batch": {"raw_prompt": [f"{each}>" for each in numbers], "reward_model": truths}}
+            found.append(job.ask("train_step", batch_data=encode_data_proto(batch))["metrics"])
+        rewards = [each["training_step_reward"] for each in found]
+        assert fmean(rewards[:5]) < 0.15
+        assert fmean(rewards[-5:]) > 0.35
+        assert set(found[0]) >= {
+            *("critic/vf_loss", "critic/vf_clipfrac", "critic/vf_explained_var", "critic/values/mean", "critic/lr"),
+            *("critic/returns/mean", "critic/grad_norm", "critic/score/mean", "actor/pg_loss"),
+        }
+        assert found[-1]["critic/values/mean"] == pytest.approx(fmean(rewards[-5:]), abs=0.15), "what it predicts"
+        saved = job.ask("save_checkpoint")["result"]
+        critic = transformers.AutoModel.from_pretrained(saved["critic_path"])
+        assert saved["critic_path"].startswith(saved["actor_path"])
+        assert type(critic).__name__ == "LlamaModel"
+
+
+def test_what_a_critic_needs_is_checked_with_the_configuration(tmp_path: Path) -> None:
+    other = TinyLlama(layers=1, width=32, heads=2, chars="$ab")
+    runner = TrainingRunner({"tiny": MODEL, "letters": other}, {}, tmp_path)
+    with closing(runner):
+        config = {**CONFIG, **GAE, "actor_rollout_ref.model.path": "tiny"}
+
+        def ask(kind: str, **body: Any) -> str:
+            return str(runner.execute(1, kind, json.dumps(body).encode()).body)
+
+        for key, value, text in (
+            ("critic.model.path", "big", "critic.model.path: 'big' is not served here; expected one of tiny, letters"),
+            ("algorithm.lam", 1.5, "algorithm.lam: expected a number from 0 to 1, not 1.5"),
+        ):
+            assert text in ask("set_config", config_overrides={**config, key: value})
+        ask("set_config", config_overrides={**config, "critic.model.path": "letters"})
+        ask("upload_reward_function", function_name="share", source_code=REWARD)
+        assert "the critic's model has vocabulary_size 3, and the policy's 15" in ask("init_workers")
+        assert "success" in ask("override_config", config_overrides={"critic.model.path": None})
+        assert "success" in ask("init_workers")
 
 
 def test_a_checkpoint_that_cannot_be_resumed_changes_nothing(tmp_path: Path) -> None:

@@ -110,6 +110,55 @@ def step_grpo(rewards: Sequence[Sequence[float]], groups: Sequence[Hashable], ga
     return advantages
 
 
+def gae(
+    rewards: Sequence[float], values: Sequence[float], gamma: float = 1.0, lam: float = 1.0
+) -> tuple[list[float], list[float]]:
+    """Return advantages and returns of the steps of one trajectory, which ends with the last of them.
+
+    The advantage of a step is the sum over the steps from it on of ``reward + gamma next_value - value``, discounted by
+    ``gamma lam`` a step; the return, to which a critic is fitted, is the advantage plus the value. From Schulman et al.
+    2015, "High-Dimensional Continuous Control Using Generalized Advantage Estimation".
+
+    Args:
+        rewards: after each step.
+        values: of the state before each step, by the critic.
+        gamma: discount of a step, above 0 and at most 1.
+        lam: 0: the error of one step; 1: all rewards that follow, minus the value.
+
+    Raises:
+        ValueError: the lengths differ, a number is not finite, or ``gamma`` or ``lam`` is out of its range.
+    """
+    if not 0 < gamma <= 1:
+        raise ValueError(f"invalid gamma {gamma}: expected a number above 0 and at most 1")
+    if not 0 <= lam <= 1:
+        raise ValueError(f"invalid lam {lam}: expected a number from 0 to 1")
+    if len(rewards) != len(values):
+        raise ValueError(f"{len(rewards)} rewards and {len(values)} values: lengths differ")
+    for name, numbers in (("reward", rewards), ("value", values)):
+        if (place := next((at for at, each in enumerate(numbers) if not math.isfinite(each)), None)) is not None:
+            raise ValueError(f"invalid {name} {numbers[place]} of step {place}: expected a finite number")
+    advantage, following, backwards = 0.0, 0.0, []
+    for reward, value in zip(reversed(rewards), reversed(values), strict=True):
+        advantage = reward + gamma * following - value + gamma * lam * advantage
+        following = value
+        backwards.append(advantage)
+    advantages = backwards[::-1]
+    return advantages, [advantage + value for advantage, value in zip(advantages, values, strict=True)]
+
+
+def whitened(rows: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Return numbers minus the mean of all rows' numbers, divided by their deviation plus `EPSILON`.
+
+    Equal numbers, and a single one, become 0.
+    """
+    flat = [value for row in rows for value in row]
+    if not flat or min(flat) == max(flat):
+        return [[0.0] * len(row) for row in rows]
+    mean = fmean(flat)
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in flat) / (len(flat) - 1)) + EPSILON
+    return [[(value - mean) / deviation for value in row] for row in rows]
+
+
 def _relative(
     rewards: Sequence[float],
     groups: Sequence[Hashable],

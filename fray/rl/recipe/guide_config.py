@@ -375,7 +375,8 @@ class GuideConfig(Section):
             InvalidRequest: a value that `GRPO` refuses.
         """
         trainer, algorithm = self.trainer, self.algorithm
-        names = set(_names(GRPO))
+        # ``critic`` of the guide is a section about the KL penalty.
+        names = set(_names(GRPO)) - {"critic"}
         values = {
             name: value
             for section in (trainer, algorithm)

@@ -20,7 +20,7 @@ from fray.rl.recipe.typed import invalid, is_plain, structure
 from fray.rl.recipe.user_files import load_object
 from fray.rl.run import Run
 from fray.rl.train.lora import LoRA
-from fray.rl.train.settings import GRPO, KlPenalty, OffPolicyCorrection
+from fray.rl.train.settings import GRPO, Critic, KlPenalty, OffPolicyCorrection
 
 BY_PROGRAM = ("on_step", "on_validation", "on_post", "on_end")
 """Settings of a run that are functions of the program that starts it, and not of a recipe."""
@@ -154,7 +154,7 @@ def _trainer(value: Any, directory: Path, source: str) -> GRPO | None:
     return trainer
 
 
-_NESTED: dict[str, type[Any]] = {"kl": KlPenalty, "correction": OffPolicyCorrection, "lora": LoRA}
+_NESTED: dict[str, type[Any]] = {"kl": KlPenalty, "correction": OffPolicyCorrection, "lora": LoRA, "critic": Critic}
 """Settings below those of the trainer."""
 
 

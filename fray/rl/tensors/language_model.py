@@ -140,6 +140,12 @@ def pretrained(place: str | Path, dtype: torch.dtype) -> Any:
         return transformers.AutoModelForCausalLM.from_pretrained(place, dtype=dtype)
 
 
+def pretrained_backbone(place: str | Path, dtype: torch.dtype) -> Any:
+    """Return a model without the layer that makes logits. Raises OSError, as transformers has it."""
+    with _LOADING:
+        return transformers.AutoModel.from_pretrained(place, dtype=dtype)
+
+
 def set_threads(count: int) -> None:
     """Let torch compute with so many threads in this process. Raises RuntimeError if it is not positive."""
     torch.set_num_threads(count)

@@ -1,5 +1,7 @@
 """Policy losses: clip, dual_clip, gspo, cispo, importance_sampling, dro, cross_entropy, or a function of yours.
 
+And `value_loss`, that of a critic.
+
 Each takes `LossInputs` and its own options, and returns the loss of each token, `[batch, tokens]`, with metrics.
 `policy_loss` applies an off-policy correction to them and makes one loss. Losses are to be minimized; ``ratio`` is
 ``exp(logprob - old_logprob)``, the log-ratio clamped to ±20, and ``A`` the advantage.
@@ -222,6 +224,44 @@ def policy_loss(
     if correction is not None:
         numbers |= {f"rollout_{name}": value for name, value in correction.metrics.items()}
     return total, numbers
+
+
+def value_loss(
+    values: Tensor,
+    returns: Tensor,
+    old_values: Tensor,
+    mask: Tensor,
+    *,
+    clip: float = 0.5,
+    denominator: float | None = None,
+) -> tuple[Tensor, dict[str, float]]:
+    """Return the loss of a critic, of shape `[]`, and metrics of it: ``tokens``, ``loss``, ``clip_fraction``.
+
+    It is the mean over the tokens that count of half of ``max((value - return)², (clipped - return)²)``, where
+    ``clipped`` is the value within ``clip`` of the old one. From the implementation of Schulman et al. 2017, "Proximal
+    Policy Optimization Algorithms".
+
+    Args:
+        values: `[batch, tokens]`, by the critic in training; gradients flow into them.
+        returns: `[batch, tokens]`, to which they are fitted; no gradient.
+        old_values: `[batch, tokens]`, before the update; no gradient.
+        mask: `[batch, tokens]`, not 0 where a token counts.
+        clip: farthest from the old value, above 0.
+        denominator: number of tokens of the whole batch, if this is a part of it; above 0.
+
+    Raises:
+        ValueError: shapes differ, or ``clip`` or ``denominator`` is not above 0.
+    """
+    if not clip > 0:
+        raise ValueError(f"invalid clip {clip} of the value loss: expected a number above 0")
+    keep = counted(mask, values=values, returns=returns, old_values=old_values)
+    values = zero_elsewhere(values, keep)
+    returns, old_values = (zero_elsewhere(each.detach(), keep) for each in (returns, old_values))
+    plain = (values - returns).square()
+    bounded = (old_values + (values - old_values).clamp(-clip, clip) - returns).square()
+    total = aggregate(0.5 * torch.maximum(plain, bounded), keep, denominator=denominator)
+    clipped = mean_over((bounded > plain).to(plain.dtype), keep)
+    return total, as_numbers({"clip_fraction": clipped, "tokens": keep.sum(), "loss": total})
 
 
 def _check_clip(low: float, high: float) -> None:

@@ -28,6 +28,7 @@ from fray.rl.tensors import flat_weights, trainer_files
 from fray.rl.tensors.adapters import POLICY_ADAPTER, AdapterSet
 from fray.rl.tensors.aggregation import aggregate, denominator_of
 from fray.rl.tensors.corrections import Correction, reject, truncate
+from fray.rl.tensors.critic import CriticTrainer, value_metrics
 from fray.rl.tensors.kl import kl_divergence, mismatch_k3
 from fray.rl.tensors.kl_control import AdaptiveKlController, FixedKlController
 from fray.rl.tensors.language_model import LanguageModel
@@ -35,9 +36,9 @@ from fray.rl.tensors.losses import LossInputs, policy_loss
 from fray.rl.tensors.ranks import Ranks
 from fray.rl.tensors.token_batches import TokenBatch, score, score_in_parts
 from fray.rl.tensors.token_tensors import mean_over
-from fray.rl.train.batch_advantages import advantages_of, needed_keys
+from fray.rl.train.batch_advantages import advantages_of, gae_of, needed_keys
 from fray.rl.train.errors import NonFiniteUpdatesError
-from fray.rl.train.settings import GRPO
+from fray.rl.train.settings import CRITIC_FOLDER, GRPO
 from fray.rl.train.trajectory_checks import check_trajectory, name_of
 from fray.rl.weights_table import WeightTable
 
@@ -57,6 +58,10 @@ class PolicyTrainer:
             computes a share of each. Default: this one computes all.
         dump_directory: where the batch is written after `NON_FINITE_LIMIT` updates without success; default: a new
             directory for temporary files.
+        critic: model with which the critic of ``gae`` begins; default: a copy of ``lm``.
+
+    Raises:
+        ValueError: ``critic`` has another vocabulary, or takes shorter sequences.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class PolicyTrainer:
         clock: Callable[[], float] = time.perf_counter,
         ranks: Ranks | None = None,
         dump_directory: str | Path | None = None,
+        critic: LanguageModel | None = None,
     ) -> None:
         self.lm = lm
         self.settings = settings
@@ -94,6 +100,11 @@ class PolicyTrainer:
             weight_decay=settings.weight_decay,
             fused=True,
         )
+        self.critic: CriticTrainer | None = None
+        """Critic of ``gae``; None: there is none."""
+        if settings.critic_settings is not None:
+            _check_fits(critic or lm, lm)
+            self.critic = CriticTrainer(critic or lm, settings, self._row_limit, ranks)
         self._order = torch.Generator().manual_seed(settings.seed)
         self._baseline: float | None = None
         self.updates = 0
@@ -184,7 +195,11 @@ class PolicyTrainer:
         rewards = [float(row["reward"]) for row in rows] if all("reward" in row for row in rows) else []
         metrics |= _rollout_metrics(batch, rewards)
         outcome = "updated"
-        if self.settings.loss != "cross_entropy":
+        if self.critic is not None:
+            batch, of_critic = self._with_gae(batch, rows, self.critic)
+            metrics |= of_critic
+            outcome = "skipped" if metrics["zero_advantages"] == 1 else outcome
+        elif self.settings.loss != "cross_entropy":
             penalized, of_kl = self._penalized(batch, rewards)
             advantages = advantages_of(self.settings, rows, penalized, self._baseline)
             metrics |= of_kl | {"zero_advantages": fmean(not any(of_row) for of_row in advantages)}
@@ -287,7 +302,7 @@ class PolicyTrainer:
         return self._logprobs_by(trajectories, is_reference=True)
 
     def save(self, directory: str | Path) -> None:
-        """Write model, tokenizer, optimizer, schedule and generators into a directory, which is made if needed.
+        """Write model, critic, tokenizer, optimizers, schedule and generators into a directory, made if needed.
 
         It has the layout of Hugging Face and loads with ``from_pretrained``; of an adapter, with that of `peft`. The
         files are not written all at once: write into a new directory and rename it when this returns.
@@ -297,6 +312,8 @@ class PolicyTrainer:
         else:
             self._adapters.save(POLICY_ADAPTER, directory, self.lm.name)
             self.lm.save_tokenizer(directory)
+        if self.critic is not None:
+            self.critic.save(Path(directory, CRITIC_FOLDER))
         trainer_files.save_state(directory, self._state(), self._optimizer)
 
     def load(self, directory: str | Path) -> None:
@@ -313,6 +330,8 @@ class PolicyTrainer:
             trainer_files.load_model_weights(directory, self.model)
         else:
             self._adapters.load(POLICY_ADAPTER, directory)
+        if self.critic is not None:
+            self.critic.load(Path(directory, CRITIC_FOLDER))
         # Learning rate and decay are those of the optimizer, as they may have been set to other values since.
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": state.pop("optimizer")})
         self.updates, self.skipped, self.not_finite = state["updates"], state["skipped"], state["not_finite"]
@@ -389,6 +408,19 @@ class PolicyTrainer:
         sums = torch.where(batch.mask, divergence, 0.0).sum(-1).tolist()
         penalized = [reward - self._kl_control.value * total for reward, total in zip(rewards, sums, strict=True)]
         return penalized, {"kl": mean_over(divergence, batch.mask).item()}
+
+    def _with_gae(
+        self, batch: TokenBatch, rows: Sequence[Trajectory], critic: CriticTrainer
+    ) -> tuple[TokenBatch, dict[str, float]]:
+        """Return the batch with advantages by the critic, which is trained then, and metrics."""
+        values = critic.values(batch)
+        of_rows = [row[:length] for row, length in zip(values.tolist(), batch.lengths, strict=True)]
+        advantages, returns = gae_of(self.settings, rows, of_rows)
+        wanted = batch.column(returns)
+        metrics = value_metrics(values, wanted, batch.mask)
+        metrics |= critic.train(self._minibatches(batch.with_columns(values=values, returns=wanted)))
+        metrics["zero_advantages"] = fmean(not any(of_row) for of_row in advantages)
+        return batch.with_columns(advantages=batch.column(advantages)), metrics
 
     # The update -------------------------------------------------------------------------------------------------------
 
@@ -602,6 +634,13 @@ def _trained(weights: flat_weights.Weights) -> Iterable[tuple[str, Tensor]]:
 
 def _frozen_copy(model: Any) -> Any:
     return copy.deepcopy(model).requires_grad_(False).eval()
+
+
+def _check_fits(critic: LanguageModel, policy: LanguageModel) -> None:
+    for name in ("vocabulary_size", "max_length"):
+        ours, wanted = getattr(critic, name), getattr(policy, name)
+        if ours < wanted or (name == "vocabulary_size" and ours != wanted):
+            raise ValueError(f"the critic's model has {name} {ours}, and the policy's {wanted}: it is of another kind")
 
 
 def _checkpoint_gradients(model: Any) -> None:

@@ -5,7 +5,7 @@ Sequences are padded at their ends: a causal model never looks there, so no atte
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -161,13 +161,32 @@ def score_in_parts(
 
     With ``ranks``, each computes a share of the parts.
     """
+    return numbers_in_parts(lambda part: score(model, part, dtype)[0], batch, row_limit, token_limit, ranks)
+
+
+def numbers_in_parts(
+    compute: Callable[[TokenBatch], Tensor],
+    batch: TokenBatch,
+    row_limit: int | None,
+    token_limit: int | None,
+    ranks: Ranks | None = None,
+) -> Tensor:
+    """Return a number for each token, `[rows, tokens]` as the batch, 0 where none counts, computed part by part.
+
+    Args:
+        compute: returns the numbers of a part, in the columns from its ``first`` on; it is called without gradient.
+        batch: at least one token of it counts.
+        row_limit: as of `TokenBatch.parts`.
+        token_limit: likewise.
+        ranks: each computes a share of the parts.
+    """
     result = torch.zeros(batch.ids.shape, device=batch.ids.device)
     rows = torch.arange(len(batch), device=batch.ids.device)[:, None].expand(batch.ids.shape)
     parts = batch.with_columns(row=rows).parts(row_limit, token_limit)
     with torch.no_grad():
         for part in parts if ranks is None else ranks.own(parts):
-            logprobs = torch.where(part.scored, score(model, part, dtype)[0], 0.0).float()
-            result[part.columns["row"][:, 0], part.first : part.first + logprobs.shape[1]] = logprobs
+            numbers = torch.where(part.scored, compute(part), 0.0).float()
+            result[part.columns["row"][:, 0], part.first : part.first + numbers.shape[1]] = numbers
     return result if ranks is None else ranks.add(result)
 
 

@@ -8,7 +8,7 @@ from statistics import fmean
 from fray.rl.core import advantages as core
 from fray.rl.nexrl_types import Trajectory
 from fray.rl.train.settings import GRPO
-from fray.rl.train.trajectory_checks import group_of
+from fray.rl.train.trajectory_checks import group_of, turn_lengths
 
 _OF_GROUPS = {"grpo": core.grpo, "dr_grpo": core.dr_grpo, "rloo": core.rloo}
 
@@ -18,6 +18,8 @@ def needed_keys(settings: GRPO) -> tuple[str, ...]:
     if settings.loss == "cross_entropy":
         return ()
     of_advantage = {"reinforce": ("reward",), "step_grpo": ("reward", "step_rewards", "group_id")}
+    if settings.advantage == "gae":
+        return ("logprobs", "reward")
     return ("logprobs", *of_advantage.get(settings.advantage, ("reward", "group_id")))
 
 
@@ -43,3 +45,53 @@ def advantages_of(
         (trajectory["run_id"],) if "run_id" in trajectory else index for index, trajectory in enumerate(trajectories)
     ]
     return [[value] for value in _OF_GROUPS[settings.advantage](rewards, groups, runs)]
+
+
+def gae_of(
+    settings: GRPO, trajectories: Sequence[Trajectory], values: Sequence[Sequence[float]]
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Return advantages and returns of each token of each trajectory; 0 where none counts.
+
+    The tokens that count are the steps. The reward is given after the last one, or ``step_rewards`` after the last of
+    each turn. Advantages are whitened over the batch.
+
+    Args:
+        settings: with a critic.
+        trajectories: checked before.
+        values: of each token of each trajectory; what stands where no token counts is not looked at.
+
+    Raises:
+        ValueError: a value is not finite.
+    """
+    critic = settings.critic_settings
+    assert critic is not None
+    places = [[at for at, counts in enumerate(each["loss_mask"]) if counts] for each in trajectories]
+    found = [
+        core.gae(_token_rewards(each), [row[at] for at in of_row], settings.gamma, critic.lam)
+        for each, row, of_row in zip(trajectories, values, places, strict=True)
+    ]
+    lengths = [len(each["tokens"]) for each in trajectories]
+    advantages = core.whitened([advantages for advantages, _ in found])
+    return _spread(advantages, places, lengths), _spread([returns for _, returns in found], places, lengths)
+
+
+def _token_rewards(trajectory: Trajectory) -> list[float]:
+    """Return the reward after each token that counts."""
+    lengths = turn_lengths(list(trajectory["loss_mask"]))
+    of_turns = trajectory.get("step_rewards")
+    rewards = [0.0] * (len(lengths) - 1) + [trajectory["reward"]] if of_turns is None else of_turns
+    return [
+        float(reward) if last else 0.0
+        for reward, length in zip(rewards, lengths, strict=True)
+        for last in [False] * (length - 1) + [True]
+    ]
+
+
+def _spread(
+    values: Sequence[Sequence[float]], places: Sequence[Sequence[int]], lengths: Sequence[int]
+) -> list[list[float]]:
+    rows = [[0.0] * length for length in lengths]
+    for row, of_row, at in zip(rows, values, places, strict=True):
+        for place, value in zip(at, of_row, strict=True):
+            row[place] = value
+    return rows

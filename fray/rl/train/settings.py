@@ -12,8 +12,10 @@ from fray.model.text import near_text
 from fray.rl.train.checks import ABOVE_0, BELOW_1, FROM_0, count, fail, number, one_of
 from fray.rl.train.lora import LoRA
 
-ADVANTAGES = ("grpo", "dr_grpo", "rloo", "reinforce", "step_grpo")
+ADVANTAGES = ("grpo", "dr_grpo", "rloo", "reinforce", "step_grpo", "gae")
 """Ways from rewards to advantages: functions of `fray.rl.core.advantages`."""
+CRITIC_FOLDER = "critic"
+"""Folder with the critic in that of a saved policy."""
 LOSS_OPTIONS: dict[str, tuple[str, ...]] = {
     "clip": ("low", "high"),
     "dual_clip": ("low", "high", "bound"),
@@ -73,12 +75,36 @@ class OffPolicyCorrection:
             )
 
 
+@frozen
+class Critic:
+    """Settings of a critic: a copy of the policy's model with a value head, trained beside it.
+
+    Attributes:
+        lr: learning rate of AdamW; its other numbers are those of the policy.
+        clip: farthest that an update may move a value from where it was, in the loss.
+        lam: weight of later steps in the advantages, from 0 to 1; see `fray.rl.core.advantages.gae`.
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    lr: float = field(default=1e-5, validator=FROM_0)
+    clip: float = field(default=0.5, validator=ABOVE_0, kw_only=True)
+    lam: float = field(
+        default=1.0, validator=number("a number from 0 to 1", lambda value: 0 <= value <= 1), kw_only=True
+    )
+
+
 def _as_kl(value: KlPenalty | float) -> KlPenalty:
     return value if isinstance(value, KlPenalty) else KlPenalty(value)
 
 
 def _as_correction(value: OffPolicyCorrection | str) -> OffPolicyCorrection:
     return value if isinstance(value, OffPolicyCorrection) else OffPolicyCorrection(value)
+
+
+def _as_critic(value: Critic | float) -> Critic:
+    return value if isinstance(value, Critic) else Critic(value)
 
 
 def _as_lora(value: LoRA | int) -> LoRA:
@@ -109,8 +135,10 @@ class GRPO:
         eps: of AdamW.
         weight_decay: of AdamW, for all weights.
         grad_clip: highest norm of the gradient; None: no limit.
-        advantage: one of `ADVANTAGES`. ``step_grpo`` takes rewards of turns from the key ``step_rewards``.
-        gamma: discount for each step of ``step_grpo``.
+        advantage: one of `ADVANTAGES`. ``step_grpo`` takes rewards of turns from the key ``step_rewards``, and ``gae``
+            too, where it is there; ``gae`` trains a critic.
+        gamma: discount for each step of ``step_grpo``, and each token of ``gae``.
+        critic: that of ``gae``, or its learning rate; None: its defaults.
         baseline_decay: of the moving average of rewards of ``reinforce``.
         loss: one of `LOSS_OPTIONS`, or a function (`fray.rl.tensors.losses.LossFunction`).
         clip_low: option ``low`` of the loss; None: its own default, 0.2 for ``clip``.
@@ -148,6 +176,7 @@ class GRPO:
     gamma: float = field(
         default=1.0, validator=number("a number above 0 and at most 1", lambda value: 0 < value <= 1), kw_only=True
     )
+    critic: Critic | None = field(default=None, converter=optional(_as_critic), kw_only=True)
     baseline_decay: float = field(default=0.9, validator=BELOW_1, kw_only=True)
     loss: str | Callable[..., Any] = field(default="clip", validator=_check_loss, kw_only=True)
     clip_low: float | None = field(default=None, validator=FROM_0, kw_only=True)
@@ -193,8 +222,13 @@ class GRPO:
                 f"invalid horizon={self.kl.horizon} of KlPenalty: expected more than a fifth of {self.batch_size}, the "
                 "samples of a batch"
             )
-        if self.kl is not None and self.kl.place == "reward" and self.advantage == "step_grpo":
-            raise ValueError("place='reward' of KlPenalty with advantage='step_grpo': expected place='loss'")
+        if self.kl is not None and self.kl.place == "reward" and self.advantage in ("step_grpo", "gae"):
+            raise ValueError(f"place='reward' of KlPenalty with advantage={self.advantage!r}: expected place='loss'")
+        if self.advantage != "gae" and self.critic is not None:
+            raise ValueError(f"critic of GRPO with advantage={self.advantage!r}: it belongs to advantage='gae'")
+        if self.advantage == "gae" and (self.lora is not None or self.loss == "cross_entropy"):
+            name = "lora" if self.lora is not None else "loss='cross_entropy'"
+            raise ValueError(f"{name} of GRPO with advantage='gae': a critic is trained beside all weights of a policy")
         self._check_loss_options()
 
     def _check_loss_options(self) -> None:
@@ -213,6 +247,11 @@ class GRPO:
     def batch_size(self) -> int:
         """Return the samples in a batch."""
         return self.groups * self.group_size
+
+    @property
+    def critic_settings(self) -> Critic | None:
+        """Return the settings of the critic; None: there is none."""
+        return (self.critic or Critic()) if self.advantage == "gae" else None
 
     @property
     def options_of_loss(self) -> dict[str, Any]:

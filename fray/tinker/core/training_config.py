@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import frozen
 
-ESTIMATORS = {"grpo": "grpo", "grpo_per_step": "step_grpo"}
+ESTIMATORS = {"grpo": "grpo", "grpo_per_step": "step_grpo", "gae": "gae"}
 """Values of ``algorithm.adv_estimator``, and the advantages of `fray.rl` that they are."""
 
 MAX_TURNS = 10
@@ -33,7 +33,11 @@ class TrainingSettings:
         max_response_length: tokens.
         rollouts: samples of each prompt.
         estimator: advantage of `fray.rl.train.settings.ADVANTAGES`.
-        gamma: discount of steps.
+        gamma: discount of steps; of ``gae``, of tokens.
+        lam: of ``gae``, from 0 to 1.
+        critic_model: name of the model with which its critic begins; empty: that of the policy.
+        critic_lr: learning rate of the critic.
+        critic_clip: farthest that an update moves a value of the critic.
         lr: learning rate.
         weight_decay: of AdamW.
         clip_ratio: of the loss.
@@ -54,6 +58,10 @@ class TrainingSettings:
     rollouts: int = 1
     estimator: str = "grpo"
     gamma: float = 1.0
+    lam: float = 1.0
+    critic_model: str = ""
+    critic_lr: float = 1e-5
+    critic_clip: float = 0.5
     lr: float = 1e-6
     weight_decay: float = 0.01
     clip_ratio: float = 0.2
@@ -116,15 +124,16 @@ def _whole(least: int) -> Callable[[str, Any], int]:
     return read
 
 
-def _number(least: float) -> Callable[[str, Any], float]:
+def _number(least: float, most: float = math.inf) -> Callable[[str, Any], float]:
     def read(path: str, value: Any) -> float:
         # YAML reads 1e-3 as a text.
         try:
             number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
         except (ValueError, OverflowError):
             number = math.nan
-        if not (math.isfinite(number) and number >= least):
-            raise ConfigError(f"{path}: expected a number of at least {least:g}, not {value!r:.100}")
+        if not (math.isfinite(number) and least <= number <= most):
+            limits = f"of at least {least:g}" if math.isinf(most) else f"from {least:g} to {most:g}"
+            raise ConfigError(f"{path}: expected a number {limits}, not {value!r:.100}")
         return number
 
     return read
@@ -170,6 +179,10 @@ _KEYS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "actor_rollout_ref.actor.kl_loss_coef": ("kl", _number(0)),
     "algorithm.adv_estimator": ("estimator", _estimator),
     "algorithm.gamma": ("gamma", _number(0)),
+    "algorithm.lam": ("lam", _number(0, 1)),
+    "critic.cliprange_value": ("critic_clip", _number(0)),
+    "critic.model.path": ("critic_model", _text),
+    "critic.optim.lr": ("critic_lr", _number(0)),
     "custom_reward_function.endpoint": ("reward_endpoint", _endpoint),
     "custom_reward_function.timeout_s": ("reward_timeout_s", _number(0)),
     "data.max_prompt_length": ("max_prompt_length", _whole(1)),

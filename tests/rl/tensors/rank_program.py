@@ -22,6 +22,7 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {},
     "minibatches": {"minibatches": 2, "old_logprobs": "trainer"},
     "corrected": {"correction": "reject", "kl": 0.1},
+    "critic": {"advantage": "gae", "critic": 1e-3, "micro_batch": 2},
 }
 
 

@@ -16,7 +16,7 @@ from loss_reference import aggregated, token_loss  # noqa: E402
 
 from fray.rl.tensors.aggregation import denominator_of  # noqa: E402
 from fray.rl.tensors.corrections import reject, truncate  # noqa: E402
-from fray.rl.tensors.losses import LOSSES, LossInputs, clip, policy_loss  # noqa: E402
+from fray.rl.tensors.losses import LOSSES, LossInputs, clip, policy_loss, value_loss  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -290,3 +290,59 @@ def test_no_gradient_flows_into_old_logprobs_and_advantages() -> None:
     losses, _ = clip(LossInputs(double([[-0.9]]).requires_grad_(), torch.ones(1, 1), old, advantages))
     losses.sum().backward()
     assert (old.grad, advantages.grad) == (None, None)
+
+
+@given(batches(), st.floats(0.05, 2.0))
+def test_the_value_loss_and_its_gradient_are_those_of_its_definition(
+    batch: tuple[list, list, list, list], bound: float
+) -> None:
+    values, old, returns, mask = batch
+
+    def slow(values: list[list[float]]) -> float:
+        terms = []
+        for row in range(len(mask)):
+            for at in range(len(mask[row])):
+                if mask[row][at]:
+                    value, before, wanted = values[row][at], old[row][at], returns[row][at]
+                    near = min(max(value, before - bound), before + bound)
+                    terms.append(0.5 * max((value - wanted) ** 2, (near - wanted) ** 2))
+        return sum(terms) / max(len(terms), 1)
+
+    tensor = double(values).requires_grad_()
+    loss, metrics = value_loss(tensor, double(returns), double(old), torch.tensor(mask), clip=bound)
+    assert loss.item() == metrics["loss"] == pytest.approx(slow(values), abs=1e-9)
+    assert metrics["tokens"] == sum(map(sum, mask))
+    loss.backward()
+    step = 1e-6
+    for row in range(len(mask)):
+        for at in range(len(mask[row])):
+            value, before, wanted = values[row][at], old[row][at], returns[row][at]
+            near = min(max(value, before - bound), before + bound)
+            # No derivative where the two terms are equal, or where the bound is.
+            edges = (abs(abs(value - before) - bound), abs((value - wanted) ** 2 - (near - wanted) ** 2))
+            if mask[row][at] and value != before and abs(value - before) > bound and min(edges) < 1e-4:
+                continue
+            if abs(abs(value - before) - bound) < 1e-4:
+                continue
+            moved = [[list(line) for line in values] for _ in range(2)]
+            moved[0][row][at] += step
+            moved[1][row][at] -= step
+            slope = (slow(moved[0]) - slow(moved[1])) / (2 * step)
+            assert tensor.grad[row, at].item() == pytest.approx(slope, abs=1e-5)
+
+
+def test_parts_of_a_value_loss_sum_up_and_padding_counts_nowhere() -> None:
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    values, returns, old = double([[1, 2, math.nan], [3, 0, 9]]), double([[0, 2, 7], [1, 8, 8]]), double([[1] * 3] * 2)
+    whole, metrics = value_loss(values, returns, old, mask, clip=0.5)
+    parts = [
+        value_loss(*(each[at : at + 1] for each in (values, returns, old, mask)), denominator=3.0) for at in (0, 1)
+    ]
+    assert sum(loss.item() for loss, _ in parts) == pytest.approx(whole.item())
+    # (1 + max(0, (1.5 - 2)²) + max(4, (1.5 - 1)²)) / 2 / 3
+    assert whole.item() == pytest.approx((1 + 0.25 + 4) / 6)
+    assert metrics["clip_fraction"] == pytest.approx(1 / 3)
+    with pytest.raises(ValueError, match=r"returns has shape \[1, 3\]"):
+        value_loss(values, returns[:1], old, mask)
+    with pytest.raises(ValueError, match="invalid clip 0"):
+        value_loss(values, returns, old, mask, clip=0)
