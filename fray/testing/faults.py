@@ -293,7 +293,8 @@ def _post_until_applied(target: FaultTarget, event: CordonRequested | UncordonRe
     if running is None or node is None:
         return False
     is_so = (node.cordon is not None) is isinstance(event, CordonRequested)
-    if not is_so:
+    # The controller may be stopped, with the order to cordon still unread: then the node only seems to be in service.
+    if not is_so or isinstance(event, UncordonRequested):
         running.loop.post(event)
     return is_so or isinstance(event, CordonRequested)
 

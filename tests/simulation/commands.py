@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fray.model.messages.session import VERSION
 from fray.testing.seed import Seed
-from tests.simulation import scenario_files, shrink
+from tests.simulation import coverage, scenario_files, shrink
 from tests.simulation.run import counts_text, run_seed, summary
 from tests.simulation.scenario import ScenarioResult
 from tests.simulation.scenario_plans import ScenarioPlan, draw_plan
@@ -37,8 +37,16 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--shrink-s", type=float, default=shrink.LIMIT_S, help="seconds to look for one (default: %(default)s)"
     )
+    parser.add_argument(
+        "--coverage",
+        metavar="FILE",
+        type=Path,
+        help="fail if a rule, an end or a fault never occurred in --seeds; as JSON",
+    )
     parser.add_argument("--verbose", action="store_true", help="also what the parts log")
     options = parser.parse_args(argv)
+    if options.coverage is not None and options.seeds is None:
+        parser.error("--coverage is of many seeds: --seeds A-B --coverage FILE")
     if options.shrink is not None and options.seeds is not None:
         parser.error("--shrink needs one seed: --seed N --shrink FILE")
     return options
@@ -52,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         logging.basicConfig(format="%(name)s %(levelname)s %(message)s", stream=sys.stdout)
     if options.seeds is not None:
         first, _, last = options.seeds.partition("-")
-        return _run_many(range(int(first), int(last or first) + 1), options.jobs)
+        return _run_many(range(int(first), int(last or first) + 1), options.jobs, options.coverage)
     try:
         if options.shrink is not None:
             return _shrink(options)
@@ -121,9 +129,10 @@ def _size(plan: ScenarioPlan) -> str:
     return f"{len(plan.acts)} acts, {len(plan.faults)} faults, {len(plan.machines)} machines, {plan.drivers} drivers"
 
 
-def _run_many(numbers: Iterable[int], jobs: int) -> int:
+def _run_many(numbers: Iterable[int], jobs: int, coverage_path: Path | None = None) -> int:
     began, done, broken = time.perf_counter(), 0, 0
     faults, acts, events = Counter[str](), Counter[str](), Counter[str]()
+    covered, virtual_s = Counter[str](), 0.0
     for number, result in _results(numbers, jobs):
         done += 1
         if isinstance(result, str):
@@ -131,6 +140,8 @@ def _run_many(numbers: Iterable[int], jobs: int) -> int:
             print(f"seed {number} FAILED: {result}", flush=True)
         else:
             faults, acts, events = faults + result.faults, acts + result.acts, events + result.events
+            covered.update(result.coverage)
+            virtual_s += result.virtual_s
             if result.breaches:
                 broken += 1
                 print(summary(result), flush=True)
@@ -139,8 +150,13 @@ def _run_many(numbers: Iterable[int], jobs: int) -> int:
     took_s = time.perf_counter() - began
     for what, counter in {"faults": faults, "acts": acts, "events": events}.items():
         print(f"{what}: {counts_text(counter)}")
-    print(f"{done} seeds, {broken} broken, {done / took_s * 60:.0f} seeds per minute")
-    return 1 if broken else 0
+    is_covered = True
+    if coverage_path is not None:
+        print("\n".join(coverage.report(covered, coverage_path)))
+        is_covered = not coverage.missing(covered)
+    pace = f"{done / took_s * 60:.0f} seeds per minute"
+    print(f"{done} seeds, {broken} broken, {virtual_s / 3600:.1f} simulated hours, {pace}")
+    return 0 if is_covered and not broken else 1
 
 
 def _results(numbers: Iterable[int], jobs: int) -> Iterator[tuple[int, ScenarioResult | str]]:

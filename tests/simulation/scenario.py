@@ -46,7 +46,7 @@ from fray.testing.sim_cluster import (
     joining_config,
     open_sim_cluster,
 )
-from tests.simulation import checks, workloads
+from tests.simulation import checks, coverage, workloads
 from tests.simulation import operations as acts
 from tests.simulation.operations import DriverState, leaves
 from tests.simulation.scenario_plans import PlannedAct, PlannedFault, ScenarioPlan
@@ -86,6 +86,8 @@ class ScenarioResult:
     breaches: tuple[Violation, ...]
     lines: tuple[str, ...]
     virtual_s: float
+    coverage: Counter[str]
+    """Times that each row of `tests.simulation.coverage` occurred."""
 
 
 @define
@@ -159,6 +161,7 @@ class Scenario:
     events: Counter[str] = Factory(Counter)
     happened: Counter[str] = Factory(Counter)
     outcomes: Counter[str] = Factory(Counter)
+    coverage: Counter[str] = Factory(Counter)
     lines: list[str] = Factory(list)
     named: dict[str, list[JobId]] = Factory(dict)
     accepted: dict[JobId, str] = Factory(dict)
@@ -192,6 +195,7 @@ class Scenario:
         self.trace.note("invariant", f"{trio.current_time():.9f}", event, effects)
         checks.invariants(self.truth, state, self.steps)
         self._count(effects)
+        coverage.count_step(self.coverage, state, event, effects)
         if isinstance(event, LaunchRequested):
             for spec in event.launch.jobs:
                 if not spec.detached:
@@ -276,6 +280,7 @@ class Scenario:
         self.fault_log[index] = (self.fault_log[index][0], trio.current_time())
         if what:
             self.happened[planned.kind] += 1
+            self.coverage[f"fault: {planned.kind}"] += 1
         self.say("ended", f"{planned.kind}: {what or 'nothing to hit'}")
 
     def explained(self, since: float) -> bool:
@@ -347,6 +352,7 @@ class Scenario:
         try:
             text = await acts.ACTS[planned.kind](_OperationContext(self, cluster, desk, rng, token, driver))
             self.acts[planned.kind] += 1
+            self.coverage[f"act: {planned.kind}"] += 1
         except BaseException as error:  # sorted out there
             if carries_cancelled(error) or driver.killed:
                 self._cut_short.add(token)
@@ -403,7 +409,7 @@ async def simulate(
     truth = GroundTruth(trio.current_time)
     scenario = Scenario(seed, plan, trace, truth, network, gone_within_s=gone_within_s)
     machines = [MachineSpec(f"m{number}", capacity) for number, capacity in enumerate(plan.machines)]
-    with workloads.book(truth), _store(plan) as open_store:
+    with workloads.book(truth), _store(plan) as open_store, coverage.counting(scenario.coverage):
         async with open_sim_cluster(
             seed,
             network,
@@ -430,6 +436,7 @@ async def simulate(
         tuple(truth.breaches),
         tuple(scenario.lines),
         trio.current_time(),
+        scenario.coverage,
     )
 
 

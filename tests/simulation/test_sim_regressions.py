@@ -42,3 +42,10 @@ def test_a_group_goes_on_when_it_absorbs_that_its_first_stage_was_killed_at_its_
     # Seed 30205; a defect of the simulator: it expected a process of the first stage.
     faults = [(0.4, "bad machine", 1.2), (2.6, "bad machine", 1.0)]
     assert_holds(direct_plan(["job group"] * 8, faults, machines=2, every_s=0.4), seed=22)
+
+
+def test_a_machine_that_was_drained_while_the_controller_was_stopped_is_back_in_service() -> None:
+    # Seed 30159; a defect of the simulator: the stopped controller had not read the order to drain, so that the machine
+    # seemed to be in service already, and no order to end that followed.
+    faults = [(0.5, "stop controller", 9.0), (1.0, "out of service", 3.0)]
+    assert_holds(direct_plan(["value job"] * 4, faults, machines=1, every_s=5.0))

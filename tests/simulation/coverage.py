@@ -1,0 +1,121 @@
+"""Coverage of a campaign: which rows of the state tables, effects, events, end reasons and faults occurred.
+
+A row that never occurs is a rule that no scenario checks. `EXEMPT` has those that a simulation cannot reach, each with
+its reason; any other fails the campaign (``python -m tests.simulation --seeds 0-999 --coverage FILE``).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, get_args
+from unittest import mock
+
+from fray.model.specs import EndReason
+from fray.node.health import counters
+from fray.scheduler import effects, lifecycle
+from fray.scheduler.state import unit_rows
+from fray.scheduler.state.rows import JobRow
+from fray.scheduler.state.state import State
+from fray.testing.faults import FAULTS
+from tests.simulation.operations import ACTS
+
+TABLES: Mapping[str, Mapping[Any, StrEnum]] = {
+    "job": lifecycle.JOB_TABLE,
+    "attempt": lifecycle.ATTEMPT_TABLE,
+    "node": lifecycle.NODE_TABLE,
+    "unit": unit_rows.UNIT_TABLE,
+    "health": counters.TABLE,
+}
+EXEMPT: Mapping[str, str] = {
+    "attempt: reserved + absent": "its node was not asked to run it: `reconcile_missing_attempt` returns before",
+    "effect: EventRefused": "only a defect of the controller causes it",
+    "job ended: gang": "another member's cause is the job's, unless a node reports wrongly",
+    "attempt ended: no_account": "simulated machines have no accounts",
+    "job ended: no_account": "simulated machines have no accounts",
+}
+"""Row: why no scenario reaches it."""
+
+
+class _CountedTable(dict[Any, Any]):
+    """A state table that counts its rows when they are read."""
+
+    def __init__(self, name: str, table: Mapping[Any, StrEnum], counts: Counter[str]) -> None:
+        super().__init__(table)
+        self._name, self._counts = name, counts
+
+    def __getitem__(self, key: Any) -> Any:
+        phase = super().__getitem__(key)
+        self._counts[_row(self._name, key)] += 1
+        return phase
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self[key] if key in self else default  # noqa: SIM401 - counts it
+
+
+def _row(table: str, key: tuple[StrEnum, StrEnum]) -> str:
+    return f"{table}: {key[0].value} + {key[1].value}"
+
+
+@contextmanager
+def counting(counts: Counter[str]) -> Iterator[None]:
+    """Count the rows of all state tables that are read while entered."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("fray.")]
+    with ExitStack() as stack:
+        for name, table in TABLES.items():
+            counted = _CountedTable(name, table, counts)
+            for module in modules:
+                for attribute, value in list(vars(module).items()):
+                    if value is table:
+                        stack.enter_context(mock.patch.object(module, attribute, counted))
+        yield
+
+
+def count_step(counts: Counter[str], state: State, event: object, done: Sequence[object]) -> None:
+    """Count an event of the scheduler, its effects, and the ends that are new."""
+    counts[f"event: {type(event).__name__}"] += 1
+    counts.update(f"effect: {type(effect).__name__}" for effect in done)
+    for effect in done:
+        if isinstance(effect, effects.JobInfoChanged):
+            job = state.jobs.get(effect.job_id)
+            if job is not None:
+                _count_ends(counts, state, job)
+
+
+def _count_ends(counts: Counter[str], state: State, job: JobRow) -> None:
+    if job.outcome is not None:
+        counts[f"job ended: {job.outcome.cause.value}"] += 1
+    ended = (each.outcome for each in state.attempt_records(job) if each.outcome is not None)
+    counts.update(f"attempt ended: {outcome.cause.value}" for outcome in ended)
+
+
+def all_rows() -> list[str]:
+    """Return everything that a campaign has to reach."""
+    classes = {"event": get_args(effects.Event), "effect": get_args(effects.Effect)}
+    return [
+        *(_row(name, key) for name, table in TABLES.items() for key in table),
+        *(f"{what}: {each.__name__}" for what, each_of in classes.items() for each in each_of),
+        *(f"{what} ended: {reason.value}" for what in ("attempt", "job") for reason in EndReason),
+        *(f"fault: {kind}" for kind in FAULTS),
+        *(f"act: {kind}" for kind in ACTS),
+    ]
+
+
+def missing(counts: Mapping[str, int]) -> list[str]:
+    """Return what never occurred and is not exempt."""
+    return [row for row in all_rows() if not counts.get(row) and row not in EXEMPT]
+
+
+def report(counts: Mapping[str, int], path: Path) -> list[str]:
+    """Write the counts as JSON, and return the report in lines; the last says how many rows never occurred."""
+    rows, never = all_rows(), missing(counts)
+    data = {"counts": {row: counts.get(row, 0) for row in rows}, "never": never, "exempt": dict(EXEMPT)}
+    path.write_text(json.dumps(data, indent=1) + "\n")
+    found = [f"exempt, and occurred {counts[row]} times: {row}" for row in EXEMPT if counts.get(row)]
+    total = f"coverage: {sum(counts.get(row, 0) > 0 for row in rows)} of {len(rows)} rows occurred"
+    return [*(f"never: {row}" for row in never), *found, f"{total}, {len(EXEMPT)} are exempt, {len(never)} are missing"]
