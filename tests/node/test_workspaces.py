@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -533,14 +534,16 @@ async def test_a_full_disk_of_the_controller_is_said_and_nothing_half_done_stays
     project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(tmp_path / "store")
-    really, count = ChunkDirectory.put, 0
+    really, count, one_at_a_time = ChunkDirectory.put, 0, threading.Lock()
 
     def put(self: ChunkDirectory, piece: str, data: bytes) -> None:
         nonlocal count
-        count += 1
-        if count > 4:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        really(self, piece, data)
+        # Threads write chunks together: the fourth must be on the disk before the fifth fails.
+        with one_at_a_time:
+            count += 1
+            if count > 4:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            really(self, piece, data)
 
     monkeypatch.setattr(ChunkDirectory, "put", put)
     async with stage(store) as st:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import yaml
 from attrs import frozen
 
 from fray.tinker.core.environments import EnvironmentSettings, environments_of, shard_of
@@ -26,6 +25,9 @@ BUSY = (429, 503)
 
 def read_environments(text: str) -> dict[str, EnvironmentSettings]:
     """Return the environments of an interaction configuration, YAML as a text. Raises ConfigError."""
+    # Here, as jobs without environments need no YAML.
+    import yaml
+
     try:
         config = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -12,7 +12,7 @@ import pytest
 
 from fray import rl
 from fray.errors import InvalidRequest
-from fray.rl.recipe.run_recipe import load_run, source_env_file
+from fray.rl.recipe.run_recipe import BY_PROGRAM, load_run, source_env_file
 from fray.rl.recipe.user_files import load_object
 from fray.runtime.serialization.pickling import dumps
 
@@ -56,7 +56,7 @@ def test_a_recipe_is_the_run_that_a_program_would_write(directory: Path) -> None
 def test_all_settings_of_a_run_are_keys(directory: Path) -> None:
     written = load_run(recipe())
     # Those that the program gives, what has to be read, and what follows from the rest.
-    others = {"on_step", "on_validation", "on_post", "parts", "model", "data", "rollout", "trainer", "resources"}
+    others = {*BY_PROGRAM, "parts", "model", "data", "rollout", "trainer", "resources"}
     same = {one.name: getattr(written, one.name) for one in attrs.fields(rl.Run) if one.name not in others}
     again = load_run(recipe(**same))
     assert {name: getattr(again, name) for name in same} == same
