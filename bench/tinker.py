@@ -6,7 +6,9 @@ Tinker SDK in an environment of its own (``tools/venv tinker-0.38``), against a 
 loop is transformers, peft and torch in one process. Targets: losses of twenty steps of ``sft`` equal within 1e-3, and
 those at the end within .02; the reward of the last ten steps of ``rl`` within .05, and above .5.
 
-``requests`` sends small ones, one after another, and ``adapters`` trains eight, alone and then together (target: 1.3
+``requests`` sends small ones, one after another, in turn to the service and to `bench.tinker_stub`, which answers at
+once (target: at most 10 ms between the medians; in one connection without the SDK at least a quarter of the requests of
+an empty route, or 200 a second), and ``adapters`` trains eight, alone and then together (target: 1.3
 times the sum of their times alone).
 """
 
@@ -18,9 +20,11 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import trio
 
@@ -31,21 +35,22 @@ from fray import rl, tinker
 ROOT = Path(__file__).parents[1]
 LETTERS_MODEL = rl.TinyLlama(chars=LETTERS)
 MODELS = {
-    **dict.fromkeys(("sft", "requests", "adapters"), LETTERS_MODEL),
+    **dict.fromkeys(("sft", "adapters"), LETTERS_MODEL),
+    # As little as there can be to compute.
+    "requests": rl.TinyLlama(layers=1, width=8, mlp=8),
     "rl": rl.TinyLlama(chars=DIGITS),
 }
 RANK, RATE = 64, 3e-3
 PLAIN, SDK = "plain loop", "Tinker API"
 
 
-async def output_of(*command: object) -> list[float]:
-    """Run a command and return the numbers that it prints at the end."""
+async def output_of(*command: object) -> Any:
+    """Run a command and return the JSON that it prints at the end."""
     run = functools.partial(trio.run_process, capture_stdout=True, capture_stderr=True, check=False, cwd=ROOT)
     done = await run([str(each) for each in command])
     if done.returncode:
         raise subprocess.SubprocessError(done.stderr.decode()[-4_000:])
-    found: list[float] = json.loads(done.stdout.decode().splitlines()[-1])
-    return found
+    return json.loads(done.stdout.decode().splitlines()[-1])
 
 
 async def plain_loop(task: str, steps: int, directory: Path, seed: int = 0) -> list[float]:
@@ -55,26 +60,46 @@ async def plain_loop(task: str, steps: int, directory: Path, seed: int = 0) -> l
     hide_progress()
     load_model(MODELS[task]).model.save_pretrained(directory)
     options = ("--rank", RANK, "--rate", RATE, "--steps", steps, "--seed", seed)
-    return await output_of(sys.executable, "-m", "bench.tinker_plain_loop", task, directory, *options)
+    found: list[float] = await output_of(sys.executable, "-m", "bench.tinker_plain_loop", task, directory, *options)
+    return found
 
 
-async def through_service(task: str, steps: int, directory: Path, sdk: Path, seed: int = 0) -> list[float]:
+async def through_service(
+    task: str, steps: int, directory: Path, sdk: Path, seed: int = 0, more: Sequence[object] = ()
+) -> Any:
     """Return the loss or reward of each step, or seconds, through the SDK.
 
     Args:
         sdk: interpreter of an environment with the SDK.
+        more: options of `bench.tinker_client`.
     """
     options = ("--rank", RANK, "--rate", RATE, "--steps", steps, "--seed", seed)
     async with fray.open_cluster("machine?nodes=1&cpu=4", logs=False) as cluster:
         serving = tinker.serve(models={task: MODELS[task]}, threads=1, directory=directory, cluster=cluster)
         async with serving as service:
-            return await output_of(sdk, "-m", "bench.tinker_client", task, service.url, task, *options)
+            return await output_of(sdk, "-m", "bench.tinker_client", task, service.url, task, *options, *more)
 
 
-def report_requests(seconds: list[float]) -> None:
+async def requests(count: int, directory: Path, sdk: Path) -> list[list[float]]:
+    """Return the seconds of small requests to the service and to the stub, through the SDK and without it."""
+    async with trio.open_nursery() as nursery:
+        run = functools.partial(trio.run_process, stdout=subprocess.PIPE, cwd=ROOT, check=False)
+        stub: trio.Process = await nursery.start(run, [sys.executable, "-m", "bench.tinker_stub"])
+        assert stub.stdout is not None
+        url = (await stub.stdout.receive_some()).decode().strip()
+        found: list[list[float]] = await through_service("requests", count, directory, sdk, more=("--stub", url))
+        stub.terminate()
+    return found
+
+
+def report_requests(found: list[list[float]]) -> None:
     """Print the times of small requests."""
-    ms = sorted(1e3 * each for each in seconds)
-    print(f"requests: {len(ms)} of one datum: p50 {ms[len(ms) // 2]:.1f} ms, p95 {ms[len(ms) * 19 // 20]:.1f} ms")
+    names = ("forward_backward, service", "forward_backward, stub", "heartbeat, service", "empty route, stub")
+    medians = [1e3 * median(seconds) for seconds in found]
+    for name, middle, seconds in zip(names, medians, found, strict=True):
+        p95 = 1e3 * sorted(seconds)[len(seconds) * 19 // 20]
+        print(f"requests: {name}: p50 {middle:.1f} ms, p95 {p95:.1f} ms, {len(seconds) / sum(seconds):.0f}/s")
+    print(f"requests: the service takes {medians[0] - medians[1]:.1f} ms more than the stub")
 
 
 def report_adapters(seconds: list[float]) -> None:
@@ -82,10 +107,6 @@ def report_adapters(seconds: list[float]) -> None:
     *alone, together = seconds
     ratio = together / sum(alone)
     print(f"adapters: {len(alone)} alone {sum(alone):.1f} s in sum, together {together:.1f} s: {ratio:.2f} times")
-
-
-REPORTS = {"requests": report_requests, "adapters": report_adapters}
-COUNTS = {"requests": 300, "adapters": 20}
 
 
 async def main() -> None:
@@ -100,8 +121,11 @@ async def main() -> None:
     for task in options.tasks or MODELS:
         found, seconds = {}, {}
         with TemporaryDirectory() as directory:
-            if task in REPORTS:
-                REPORTS[task](await through_service(task, COUNTS[task], Path(directory), options.sdk))
+            if task == "requests":
+                report_requests(await requests(300, Path(directory), options.sdk))
+                continue
+            if task == "adapters":
+                report_adapters(await through_service(task, 20, Path(directory), options.sdk))
                 continue
             for name, run in (
                 (PLAIN, plain_loop(task, options.steps, Path(directory, "base"), options.seed)),

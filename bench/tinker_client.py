@@ -6,7 +6,9 @@ import argparse
 import json
 import sys
 import time
+from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import tinker
 from tinker import types
@@ -53,14 +55,42 @@ def queued_sft(training, rate, steps):
     return queued
 
 
-def request_seconds(training, count):
-    """Return the seconds of requests, one after another: forward and backward of one datum of two tokens."""
+def request_seconds(clients, count):
+    """Return the seconds of requests of each client, in turn: forward and backward of one datum of two tokens."""
     datum = types.Datum(model_input=types.ModelInput.from_ints([1, 2]), loss_fn_inputs={"target_tokens": [2, 3]})
-    found = []
+    found = [[] for _ in clients]
     for _ in range(count):
-        began = time.perf_counter()
-        training.forward_backward([datum], "cross_entropy").result()
-        found.append(time.perf_counter() - began)
+        for seconds, training in zip(found, clients, strict=True):
+            began = time.perf_counter()
+            training.forward_backward([datum], "cross_entropy").result()
+            seconds.append(time.perf_counter() - began)
+    return found
+
+
+def posted(connection, path, body):
+    """Post JSON and return what the answer has."""
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    text = response.read()
+    if response.status != 200:
+        raise ValueError(f"{path}: {response.status} {text[:200]}")
+    return json.loads(text)
+
+
+def route_seconds(service, stub, count):
+    """Return the seconds of heartbeats to the service, and of requests to the stub's empty route, in turn.
+
+    Each has one connection.
+    """
+    to_service, to_stub = (HTTPConnection(urlsplit(url).netloc) for url in (service, stub))
+    session = posted(to_service, "/api/v1/create_session", {"tags": [], "sdk_version": "bench"})["session_id"]
+    routes = [(to_service, "/api/v1/session_heartbeat", {"session_id": session}), (to_stub, "/empty", {})]
+    found = [[] for _ in routes]
+    for _ in range(count):
+        for seconds, route in zip(found, routes, strict=True):
+            began = time.perf_counter()
+            posted(*route)
+            seconds.append(time.perf_counter() - began)
     return found
 
 
@@ -81,6 +111,7 @@ def main():
     parser.add_argument("task", choices=["sft", "rl", "requests", "adapters"])
     parser.add_argument("url")
     parser.add_argument("model")
+    parser.add_argument("--stub", metavar="URL", help="of `bench.tinker_stub`, for requests")
     parser.add_argument("--key", default="tml-none")
     parser.add_argument("--rank", type=int, default=32)
     parser.add_argument("--rate", type=float, default=3e-3)
@@ -94,7 +125,12 @@ def main():
 
     training = trained(options.seed)
     if options.task == "requests":
-        found = request_seconds(training, options.steps)
+        stub = tinker.ServiceClient(base_url=options.stub, api_key=options.key)
+        of_stub = made(stub.create_lora_training_client(base_model="stub", rank=options.rank))
+        found = [
+            *request_seconds([training, of_stub], options.steps),
+            *route_seconds(options.url, options.stub, options.steps),
+        ]
     elif options.task == "adapters":
         found = adapters_seconds([training, *map(trained, range(1, ADAPTERS))], options.rate, options.steps)
     elif options.task == "sft":

@@ -82,7 +82,7 @@ def test_the_keys_of_a_configuration_are_read_and_the_others_named() -> None:
         ("actor_rollout_ref.actor.optim.lr", "fast", "expected a number of at least 0, not 'fast'"),
         ("actor_rollout_ref.actor.optim.lr", float("nan"), "expected a number of at least 0, not nan"),
         ("actor_rollout_ref.model.path", 7, "actor_rollout_ref.model.path: expected a text, not 7"),
-        ("algorithm.adv_estimator", "gae", "'gae' is not there; expected one of grpo, grpo_per_step"),
+        ("algorithm.adv_estimator", "rloo", "'rloo' is not there; expected one of grpo, grpo_per_step, gae"),
         ("custom_reward_function.endpoint", "ftp://x", "expected http://host:port, not 'ftp://x'"),
     ],
 )

@@ -101,7 +101,9 @@ class AdapterTrainer:
         logprobs: list[Any] = [None] * len(data)
         losses: list[Any] = [None] * len(data)
         total = 0.0
-        for rows in self._slices(data):
+        for number, rows in enumerate(self._slices(data)):
+            if number:
+                yield
             # Selected in each slice: another request may select its own adapter between two.
             with self.adapters.selected(name), torch.set_grad_enabled(backward):
                 of_rows, of_tokens = self._losses([data[row] for row in rows], loss)
@@ -113,7 +115,6 @@ class AdapterTrainer:
                 length = len(data[row].tokens)
                 logprobs[row] = of_rows[at, :length].detach().float().cpu().numpy()
                 losses[row] = of_tokens[at, :length].detach().float().cpu().numpy()
-            yield
         return LossOutput(logprobs, losses, total)
 
     def step(self, name: str, params: AdamParams) -> dict[str, float]:

@@ -24,9 +24,12 @@ from fray.tinker.core.ledger import Ledger, LedgerEntry
 from fray.tinker.kept_engine import EngineFailed, EngineRestarted
 from fray.tinker.tinker_api.base_engine import BaseEngine
 from fray.tinker.wire.tinker_json import Fields, adam_of
-from fray.tinker.wire.tinker_proto import WireError, decode_forward_request
+from fray.tinker.wire.tinker_proto import ForwardRequest, WireError, decode_forward_request
 
 CREATE = "create_model"
+SMALL_BYTES = 1 << 16
+"""Size up to which a model's latest request is kept in memory, too, with its answer, and decoded in the event loop: to
+read them back, or a thread, would take longer."""
 
 
 class UserError(Exception):
@@ -36,6 +39,14 @@ class UserError(Exception):
 def failed(text: str, category: str = "user") -> dict[str, Any]:
     """Return the answer to a request that failed."""
     return {"error": text, "category": category}
+
+
+async def decoded_forward_request(body: bytes) -> ForwardRequest:
+    """Return the request of a body. Raises WireError as `decode_forward_request`."""
+    if len(body) <= SMALL_BYTES:
+        return decode_forward_request(body)
+    # In a thread: others wait for their answers.
+    return await trio.to_thread.run_sync(decode_forward_request, body)
 
 
 def engine_name(model_id: str) -> str:
@@ -75,6 +86,10 @@ class ModelRun:
         self._find_checkpoint, self._has_checkpoint = find_checkpoint, has_checkpoint
         self._on_saved, self._on_answer, self._on_tokens = on_saved, on_answer, on_tokens
         self._writing: set[int] = set()
+        self._small_body: tuple[int, bytes] = (-1, b"")
+        """Latest small request."""
+        self.small_answer: tuple[int, dict[str, Any]] = (-1, {})
+        """Number of the small request that was executed last, and its answer, which is on disk."""
         self._changed = trio.Event()
         self.scope = trio.CancelScope()
         self.failure = ""
@@ -91,6 +106,8 @@ class ModelRun:
             self._writing.add(seq)
             with trio.CancelScope(shield=True):
                 await self._store.call(self._store.add, self.model.id, self.ledger.entries[seq], body)
+            if len(body) <= SMALL_BYTES:
+                self._small_body = (seq, body)
             self._writing.discard(seq)
             self._wake()
         return receipt.is_new
@@ -159,6 +176,8 @@ class ModelRun:
                 # On disk before the client, or the next request, sees it.
                 with trio.CancelScope(shield=True):
                     await store.call(store.set_answer, self.model.id, seq, answer, entry.has_effect and has_effect)
+                if self._small_body[0] == seq:
+                    self.small_answer = (seq, answer)
             if self.ledger.finish(seq, True):
                 entry.has_effect = entry.has_effect and has_effect
                 self._on_answer(seq)
@@ -171,7 +190,9 @@ class ModelRun:
         """Execute a request; return its answer, and the number up to which a snapshot has all, -1 without one."""
         if entry.kind == CREATE:
             return {"type": CREATE, "model_id": self.model.id}, -1
-        body = await self._store.call(self._store.body, self.model.id, entry.seq)
+        seq, body = self._small_body
+        if seq != entry.seq:
+            body = await self._store.call(self._store.body, self.model.id, entry.seq)
         try:
             fields, operation = await self._operation(entry, body)
         except (UserError, ValueError) as error:
@@ -195,8 +216,7 @@ class ModelRun:
 
     async def _operation(self, entry: LedgerEntry, body: bytes) -> tuple[Fields, AdapterOperation]:
         if entry.kind == "forward_backward":
-            # In a thread: a batch may be large, and others wait for their answers.
-            request = await trio.to_thread.run_sync(decode_forward_request, body)
+            request = await decoded_forward_request(body)
             return Fields({}), ForwardPass(request.data, ServiceLoss(request.loss, request.config), request.backward)
         fields = Fields.of_body(body)
         if entry.kind == "optim_step":

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import trio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -14,12 +13,12 @@ from fray.rl.model_spec import TinyLlama
 from fray.tinker.core.keys import ServiceUser
 from fray.tinker.opentinker.answers import body_of
 from fray.tinker.service_jobs import ServiceJobs
-from fray.tinker.tinker_api.model_run import CREATE
+from fray.tinker.tinker_api.model_run import CREATE, decoded_forward_request
 from fray.tinker.tinker_api.requests import answer_response, for_user
 from fray.tinker.tinker_api.rest_routes import rest_routes
 from fray.tinker.tinker_api.tinker_runs import UNLOAD, NotFound, TinkerRuns, check_ttl
 from fray.tinker.wire.tinker_json import Fields, adam_of
-from fray.tinker.wire.tinker_proto import CONTENT_TYPE, WireError, decode_forward_request
+from fray.tinker.wire.tinker_proto import CONTENT_TYPE, WireError
 
 WAIT_S = 40.0
 """Seconds for which `retrieve_future` waits; the SDK ends a connection after 45."""
@@ -107,7 +106,7 @@ def tinker_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
         kind = request.headers.get("Content-Type", "")
         if not kind.startswith(CONTENT_TYPE) or request.headers.get("Content-Encoding", "identity") != "identity":
             raise WireError(f"body: {kind!r:.100}; expected {CONTENT_TYPE}, not compressed: SDKs from 0.25 on send it")
-        wanted = await trio.to_thread.run_sync(decode_forward_request, body)
+        wanted = await decoded_forward_request(body)
         request_id = await runs.submit(
             user, "forward_backward", wanted.model_id, wanted.seq_id, body, has_effect=wanted.backward
         )

@@ -582,6 +582,8 @@ class TinkerRuns:
                 self._listening[record.session_id] -= 1
         if record.session_id in self._seen:
             self._seen[record.session_id] = trio.current_time()
+        if run is not None and run.small_answer[0] == seq:
+            return run.small_answer[1]
         try:
             answer: dict[str, Any] | None = await self._store.call(self._store.answer, owner, seq)
         except LookupError:
