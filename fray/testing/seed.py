@@ -89,6 +89,11 @@ class _SeededOnThisThread:
         self._thread_id = threading.get_ident()
         self._seeded, self._of_others = seeded, of_others
 
+    def shuffle(self, batch: list[Any]) -> None:
+        # Called in each turn of the loop, nearly always with one task or none: no number is drawn for these.
+        if len(batch) > 1:
+            self.__getattr__("shuffle")(batch)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._seeded if threading.get_ident() == self._thread_id else self._of_others, name)
 
