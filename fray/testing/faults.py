@@ -13,15 +13,31 @@ from contextlib import contextmanager
 from typing import Protocol
 
 import trio
+from attrs import evolve
 
 from fray.model.policy.machine_groups import ErrorKind
-from fray.scheduler.effects import CordonRequested, UncordonRequested
+from fray.model.policy.policy import Amounts, Policy, Preemption, TenantPolicy
+from fray.model.specs import EndReason
+from fray.scheduler.autoscaler.provider_events import is_unit_in_use
+from fray.scheduler.effects import CordonRequested, GroupScaled, PolicyChanged, UncordonRequested
+from fray.scheduler.lifecycle import NodePhase
+from fray.scheduler.state.state import State
+from fray.scheduler.state.unit_rows import CloudUnit
+from fray.testing.sim_cloud import GROUPS
 from fray.testing.sim_cluster import (
     CONTROLLER,
+    EPOCH_S,
     DriverProcess,
     SimCluster,
     SimMachine,
 )
+
+LEFT_WITHIN_S = 60.0
+"""Seconds, beyond its `NodeConfig.drain_s`, in which a node that was asked to leave has ended."""
+ORDERED_WITHIN_S = 600.0
+"""Seconds for which an order is repeated until the controller has taken it."""
+HEARD_WITHIN_S = 5.0
+"""Seconds in which a controller without faults has taken an order, and planned by it."""
 
 Wait = Callable[[float], Awaitable[None]]
 """Wait for so many seconds, or until all faults must end."""
@@ -273,7 +289,7 @@ async def out_of_service(target: FaultTarget, rng: random.Random, span_s: float,
         return ""
     with target.fault_history.trouble():
         await wait(span_s)
-        await _send(target, UncordonRequested(session="", ref=0, nodes=(name,)), 600.0)
+        await _send(target, UncordonRequested(session="", ref=0, nodes=(name,)), ORDERED_WITHIN_S)
     return f"{name} {'drained' if drain else 'cordoned'}"
 
 
@@ -328,7 +344,197 @@ async def machine_taken_away(target: FaultTarget, rng: random.Random, span_s: fl
     return name
 
 
+# Orders of operators -------------------------------------------------------------------------------------------------
+
+
+def _is_fine(target: FaultTarget, since: float, *places: str) -> bool:
+    """Return whether these places, and the controller, have had no fault since a time."""
+    fine = target.fault_history.fine_since(*places)
+    return fine is not None and fine <= since and target.sim.controller.running is not None
+
+
+def _state(target: FaultTarget) -> State | None:
+    running = target.sim.controller.running
+    return running.state if running is not None else None
+
+
+async def node_leaves(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait) -> str:
+    """Ask a node to shut down in order, and start it again after a while."""
+    machines = _machines(target)
+    if not machines:
+        return ""
+    machine = rng.choice(machines)
+    # Operators close a machine before they shut it down; the cordon outlives the process.
+    cordon = CordonRequested(session="", ref=0, nodes=(machine.name,), reason="a repair")
+    is_cordoned = rng.random() < 0.3 and await _send(target, cordon, 0.0)
+    launcher, asked = machine.launcher, trio.current_time()
+    state, held = _state(target), list(target.sim.truth.on(machine.name))
+    node = state.nodes.get(machine.name) if state is not None else None
+    was_member = node is not None and node.phase is NodePhase.ALIVE
+    with target.fault_history.trouble():
+        machine.leave()
+        with trio.move_on_after(machine.drain_s + LEFT_WITHIN_S):
+            while machine.launcher is launcher:  # noqa: ASYNC110
+                await trio.sleep(0.5)
+        await trio.sleep(HEARD_WITHIN_S)
+        # Removed: its provider has deleted it meanwhile.
+        if was_member and node is not None and not machine.removed and _is_fine(target, asked, machine.name):
+            _check_left(target, machine, asked, node.incarnation, [run.attempt_id for run in held])
+        if machine.launcher is launcher:
+            machine.kill()  # it could not reach its controller
+    with target.fault_history.trouble(machine.name):
+        await wait(span_s)
+        if not machine.up:
+            machine.boot()
+    if is_cordoned:
+        await _send(target, UncordonRequested(session="", ref=0, nodes=(machine.name,)), ORDERED_WITHIN_S)
+    return f"{machine.name}, with {machine.drain_s:g} s for {len(held)} attempts"
+
+
+def _check_left(target: FaultTarget, machine: SimMachine, asked: float, incarnation: str, held: list[str]) -> None:
+    """Check that a node that was asked to leave got no more work, lost none, and is gone for its controller."""
+    truth, name, state = target.sim.truth, machine.name, _state(target)
+    assert state is not None
+    if machine.up:
+        truth.breach("P1", f"the node {name} was asked to leave at {asked:.1f}, and has not ended")
+    for attempt in state.attempts.values():
+        began = truth.processes.get(attempt.attempt_id)
+        if attempt.node == name and attempt.incarnation == incarnation and began is not None:
+            if attempt.placed_at - EPOCH_S > asked + HEARD_WITHIN_S:
+                truth.breach(
+                    "P6", f"{attempt.attempt_id} was placed on {name}, which was asked to leave at {asked:.1f}"
+                )
+            lost = attempt.outcome is not None and attempt.outcome.cause is EndReason.MACHINE_LOST
+            if lost and attempt.attempt_id in held:
+                truth.breach("P7", f"{attempt.attempt_id} counts as lost, and its node {name} has left in order")
+    node = state.nodes.get(name)
+    if node is not None and node.incarnation == incarnation and node.phase is not NodePhase.LOST:
+        truth.breach("P3", f"the node {name} has left, and is {node.phase.value} for its controller")
+
+
+async def policy_changed(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait) -> str:
+    """Write another policy for a while: quotas, machine groups, a limit of costs, and rules for preemption."""
+    sim = target.sim
+    before = sim.first_policy
+    changed = _draw_policy(rng, before)
+    with target.fault_history.trouble():
+        await _use_policy(target, changed)
+        await wait(span_s)
+        await _use_policy(target, before)
+    return f"{len(changed.groups)} groups, {changed.spend_limit_per_hour} an hour"
+
+
+def _draw_policy(rng: random.Random, before: Policy) -> Policy:
+    users = {
+        user: TenantPolicy(
+            weight=rng.choice((1.0, 3.0)),
+            quota=rng.choice((None, Amounts(cpu_milli=rng.choice((1000, 4000))))),
+            borrow=rng.choice((True, Amounts(cpu_milli=6000))),
+        )
+        for user in before.users
+    }
+    groups = (evolve(group, min=min(group.min, 1), max=rng.choice((1, group.max))) for group in before.groups)
+    return evolve(
+        before,
+        users=users,
+        groups=tuple(group for group in groups if rng.random() < 0.8),
+        spend_limit_per_hour=rng.choice((before.spend_limit_per_hour, 5.0)),
+        preemption=rng.choice((before.preemption, Preemption(shield_s=10.0, limit=1, period_s=60.0, patience_s=1.0))),
+    )
+
+
+async def _use_policy(target: FaultTarget, policy: Policy) -> None:
+    """Write the policy, and order the controller to read it, until it has."""
+    target.sim.policy = policy
+    asked = trio.current_time()
+    # Without end only if the controller ignores the order, which is recorded below.
+    while target.sim.policy is policy and trio.current_time() < asked + ORDERED_WITHIN_S:
+        running = target.sim.controller.running
+        if running is not None and running.state.policy == policy:
+            break
+        if running is not None:
+            running.loop.post(PolicyChanged(policy=policy))
+        await trio.sleep(HEARD_WITHIN_S)
+        state = _state(target)
+        if state is not None and state.policy != target.sim.policy and _is_fine(target, asked):
+            target.sim.truth.breach("P7", f"the policy of {asked:.1f} is not the controller's")
+    await trio.sleep(HEARD_WITHIN_S)
+    for group in GROUPS if _is_fine(target, asked) else ():
+        _check_group(target, group.name)
+
+
+def _check_group(target: FaultTarget, name: str) -> None:
+    """Check that a group has no units beyond its maximum, which may have been lowered."""
+    state = _state(target)
+    assert state is not None
+    config = next((group for group in target.sim.policy.groups if group.name == name), None)
+    units, row = state.fleet.live_units(name), state.fleet.row(name)
+    most = 0 if config is None else config.max if row.max is None else row.max
+    if len(units) > most:
+        target.sim.truth.breach("cloud", f"{len(units)} units of {name} are in service, its maximum is {most}")
+
+
+async def group_scaled(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait) -> str:
+    """Set other limits of a machine group for a while."""
+    state = _state(target)
+    if target.sim.cloud is None or state is None:
+        return ""
+    # To lower a maximum matters where something runs.
+    used = [group for group in GROUPS if any(unit.group == group.name for unit in _units_in_use(state))]
+    group, (low, high) = rng.choice(used or GROUPS).name, rng.choice(((2, 3), (0, 0), (0, 0), (None, 1), (2, 2)))
+    asked = trio.current_time()
+    with target.fault_history.trouble():
+        if not await _scale(target, group, low, high, HEARD_WITHIN_S):
+            return ""
+        await trio.sleep(HEARD_WITHIN_S)
+        if _is_fine(target, asked):
+            _check_group(target, group)
+            _check_floor(target, group)
+        await wait(span_s)
+        await _scale(target, group, None, None, ORDERED_WITHIN_S)
+    return f"{group} from {low} to {high}"
+
+
+def _units_in_use(state: State) -> list[CloudUnit]:
+    return [unit for unit in state.fleet.units.values() if is_unit_in_use(state, unit)]
+
+
+async def _scale(target: FaultTarget, group: str, low: int | None, high: int | None, timeout_s: float) -> bool:
+    """Set the limits, again until they are in the controller's state; return False if that takes too long."""
+    with trio.move_on_after(timeout_s):
+        while True:
+            running = target.sim.controller.running
+            row = running.state.fleet.groups.get(group) if running is not None else None
+            if row is not None and (row.min, row.max) == (low, high):
+                return True
+            if running is not None:
+                running.loop.post(GroupScaled(session="", ref=0, group=group, min=low, max=high))
+            await trio.sleep(1)
+    return False
+
+
+def _check_floor(target: FaultTarget, group: str) -> None:
+    """Check that at least the minimum of a group's units is there or on its way, where nothing forbids it."""
+    state, cloud = _state(target), target.sim.cloud
+    assert state is not None
+    assert cloud is not None
+    fleet, config = state.fleet, state.fleet.group(group)
+    hindered = cloud.stocked_out or cloud.hangs or cloud.mute or fleet.row(group).backoffs
+    if config is None or hindered or config.provider not in fleet.listed_providers:
+        return
+    limit = fleet.policy.spend_limit_per_hour
+    dearest = max(config.price(zone) for zone in config.zones_in_order())
+    if len(fleet.live_units(group)) < config.min and (limit is None or fleet.spent_per_hour() + dearest <= limit):
+        count = len(fleet.live_units(group))
+        target.sim.truth.breach(
+            "cloud", f"{count} units of {group} are in service or requested, its min is {config.min}"
+        )
+
+
 FAULTS: Mapping[str, Fault] = {
+    "node leaves": node_leaves,
+    "policy changed": policy_changed,
+    "group scaled": group_scaled,
     "cloud trouble": cloud_trouble,
     "machine taken away": machine_taken_away,
     "bad machine": bad_machine,

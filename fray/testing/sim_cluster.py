@@ -62,6 +62,8 @@ RESTART_S = 5.0
 """Seconds after which a rejected node is started again."""
 EPOCH_S = 1_700_000_000.0
 """Time of the controllers' clocks at the start of a scenario."""
+DRAINS_S = (0.0, 5.0, 30.0)
+"""Seconds that nodes give to attempts when they leave."""
 LOG_LIMIT_BYTES = 6_000
 """Log limit of one attempt on a machine: so low that some of its output is dropped."""
 
@@ -284,6 +286,9 @@ class SimMachine:
         self._chunk_cache = SimChunkCache()
         self._environments = SimEnvironments(sim.seed.stream(f"environments/{name}"))
         self._scope = trio.CancelScope()
+        self._leave = trio.Event()
+        self.drain_s = 0.0
+        """Seconds that its node gives to its attempts when it is asked to leave (`NodeConfig.drain_s`)."""
 
     @property
     def up(self) -> bool:
@@ -301,8 +306,13 @@ class SimMachine:
         network, truth = self._sim.network, self._sim.truth
         self.launcher = SimLauncher(self.name, network, truth, rng, self.disk, self._chunk_cache, self._environments)
         self.down_since = None
-        self._scope = trio.CancelScope()
+        self.drain_s = self._sim.seed.stream(f"drain/{self._host}").choice(DRAINS_S)
+        self._scope, self._leave = trio.CancelScope(), trio.Event()
         self._sim.nursery.start_soon(self._run, self._host, self.launcher, self._scope)
+
+    def leave(self) -> None:
+        """Ask its node to shut down in order, as a service manager does: the machine is down afterwards."""
+        self._leave.set()
 
     async def _run(self, host: str, launcher: SimLauncher, scope: trio.CancelScope) -> None:
         current_machine.set(self.name)
@@ -314,11 +324,12 @@ class SimMachine:
             capacity=self.capacity,
             state_dir="",
             lease_s=sim.rules.lease_s,
+            drain_s=self.drain_s,
         )
         try:
             with scope:
                 network = sim.network.process(host, self.name)
-                await run_node(config, network, launcher, rng=sim.seed.stream(host))
+                await run_node(config, network, launcher, rng=sim.seed.stream(host), leave=self._leave)
         except NodeNameInUse:
             if self.launcher is launcher:  # like the service manager of a machine: try again
                 self.kill()
@@ -446,6 +457,8 @@ class SimCluster:
                 NodeHello(node=spec.name, incarnation="", boot_id="", capacity=spec.capacity) for spec in machines
             )
         self.policy: Policy = SHARED
+        """Policy as its operator has written it: of each controller that starts."""
+        self.first_policy = self.policy
         self.provider_factories: Mapping[str, ProviderFactory] | None = None
         self.cloud: SimCloud | None = None
         self.controller = SimController(self, open_store)
@@ -496,6 +509,7 @@ async def open_sim_cluster(
         sim.policy = policy or sim.policy
         if cloud:
             sim.open_cloud()
+        sim.first_policy = sim.policy
         with sim.freezer.installed(), _watched_steps(watch, truth), _no_threads(), echoing(truth, current_machine.get):
             await sim.controller.start()
             for machine in sim.machines.values():

@@ -103,6 +103,8 @@ def final(scenario: Scenario) -> None:
     _preemptions_had_effect(scenario, running.state)
     _the_dead_were_dead(scenario, running.state)
     _cloud_is_small(scenario, running.state)
+    if running.state.policy != scenario.sim.policy:
+        scenario.truth.breach("P7", "the controller has another policy than its operator has written")
     invariants(scenario.truth, running.state, 0)
     saved(scenario.truth, running.state, scenario.decided)
 

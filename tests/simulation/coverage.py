@@ -32,8 +32,22 @@ TABLES: Mapping[str, Mapping[Any, StrEnum]] = {
     "unit": unit_rows.UNIT_TABLE,
     "health": counters.TABLE,
 }
+_UNASKED = "its node was not asked to run it: its reports are ignored before the table is read"
+_RESERVED_ONLY = "only reserved attempts are begun with a stage, or withdrawn"
+_FIRST_LOSS = "only the first loss of a connection counts (`on_node_silent`)"
+_NO_PROCESS_WATCH = "only of a node on the controller's own machine, whose process is seen to end: not simulated"
 EXEMPT: Mapping[str, str] = {
-    "attempt: reserved + absent": "its node was not asked to run it: `reconcile_missing_attempt` returns before",
+    **{f"attempt: reserved + {what}": _UNASKED for what in ("starting", "running", "stopping", "ended", "absent")},
+    **{
+        f"attempt: {phase} + {what}": _RESERVED_ONLY
+        for phase in ("desired", "starting", "running", "stopping")
+        for what in ("stage reached", "withdrawn before start")
+    },
+    **{f"node: {phase} + lost connection": _FIRST_LOSS for phase in ("silent", "suspect", "lost")},
+    "node: lost + restarted": "a lost node is left out (`on_controller_start`)",
+    **{f"node: {phase} + died": _NO_PROCESS_WATCH for phase in ("silent", "suspect", "lost")},
+    "attempt ended: unschedulable": "an attempt has a place already",
+    "job ended: port_taken": "100 retries with growing pauses take longer than a scenario",
     "effect: EventRefused": "only a defect of the controller causes it",
     "job ended: gang": "another member's cause is the job's, unless a node reports wrongly",
     "attempt ended: no_account": "simulated machines have no accounts",

@@ -27,7 +27,7 @@ class VirtualTimeStuck(Exception):
 class _JumpingClock(trio.abc.Clock):
     """Virtual clock that jumps to the next deadline as soon as no task can run.
 
-    `trio.testing.MockClock` does the same in two turns of the loop for each jump, and reads the real clock at each look.
+    `trio.testing.MockClock` needs two turns of the loop for each jump, and reads the real clock at each look.
     """
 
     def __init__(self) -> None:

@@ -91,6 +91,11 @@ ACTS: Mapping[str, int] = {
     "ended group": 2,
     "crowd": 2,
     "crowded gang": 2,
+    "evicted batch": 2,
+    "exhausted group": 2,
+    "wavering server": 2,
+    "slow server": 2,
+    "strict check": 2,
 }
 """Weights of the acts."""
 
@@ -114,6 +119,9 @@ FAULTS: Mapping[str, int] = {
     "slow link": 2,
     "cloud trouble": 3,
     "machine taken away": 3,
+    "node leaves": 4,
+    "policy changed": 3,
+    "group scaled": 3,
 }
 
 SPANS_S: tuple[tuple[int, float, float], ...] = ((10, 0.05, 3.0), (6, 3.0, 25.0), (4, 31.0, 100.0), (1, 310.0, 420.0))

@@ -126,6 +126,16 @@ async def fall_ill(token: str, after_s: float) -> None:
         await trio.sleep_forever()
 
 
+async def waver(token: str, spans_s: Sequence[float]) -> int:
+    """Answer health checks badly for the first span, well for the next, and so on; return after the last."""
+    with running(token):
+        me = current().session
+        for number, span_s in enumerate(spans_s):
+            (_books[-1].unhealthy.discard if number % 2 else _books[-1].unhealthy.add)(me)
+            await trio.sleep(span_s)
+        return len(spans_s)
+
+
 @frozen
 class Child:
     """Child job of `family`, with its own children."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import trio
 from attrs import evolve
 
 from fray import EndReason, HealthCheck, JobInfo, JobRequest, OnStall
@@ -47,6 +48,41 @@ async def sick_job(b: OperationContext) -> str:
     return _failed_for(b, info, "not healthy: GET /healthz")
 
 
+async def wavering_server(b: OperationContext) -> str:
+    """A server starts slowly, and is unhealthy for a while, but never as often in a row as its check allows: it is not
+    ended for it."""
+    period_s = 2.0
+    check = HealthCheck(path="/healthz", period_s=period_s, failures=5, start_s=30.0)
+    spans_s = (b.rng.choice((0.0, 7.0)), 5.0, b.rng.choice((1.0, 3.0, 7.0)), 5.0)
+    info = await _ended(b, evolve(request(b.token, workloads.waver, b.token, spans_s), health=check, ports=["http"]))
+    ran_well = info.cause is EndReason.SUCCEEDED
+    b.check("P2", ran_well or info.cause in _BEYOND_US, f"{b.token} was never unhealthy for long: {info.cause}")
+    return f"{info.cause}"
+
+
+async def slow_server(b: OperationContext) -> str:
+    """A server never becomes healthy: each attempt fails once the time to start, and as many answers as allowed, have
+    passed."""
+    check = HealthCheck(
+        path="/healthz", period_s=2.0, failures=b.rng.choice((1, 2, 3)), start_s=b.rng.choice((2.0, 9.0))
+    )
+    wanted = request(b.token, workloads.fall_ill, b.token, 0.0)
+    began = trio.current_time()
+    info = await _ended(b, evolve(wanted, health=check, ports=["http"]))
+    took_s = trio.current_time() - began
+    early = info.cause is EndReason.FAILURE and took_s < check.start_s
+    b.check("P2", not early, f"{b.token} failed after {took_s:.1f} s, its server may start for {check.start_s:g} s")
+    return _failed_for(b, info, "not healthy: GET /healthz")
+
+
+async def strict_check(b: OperationContext) -> str:
+    """One bad answer is enough to end a server that was healthy."""
+    check = HealthCheck(path="/healthz", period_s=2.0, failures=1, start_s=10.0)
+    wanted = request(b.token, workloads.fall_ill, b.token, b.rng.uniform(3, 8))
+    info = await _ended(b, evolve(wanted, health=check, ports=["http"]))
+    return _failed_for(b, info, "not healthy: GET /healthz")
+
+
 async def _ended(b: OperationContext, wanted: JobRequest) -> JobInfo:
     job = await launch(b, b.cluster, wanted)
     b.op("wait")
@@ -73,4 +109,7 @@ ACTS: Mapping[str, Act] = {
     "recovering job": recovering_job,
     "stalled job": stalled_job,
     "sick job": sick_job,
+    "wavering server": wavering_server,
+    "slow server": slow_server,
+    "strict check": strict_check,
 }

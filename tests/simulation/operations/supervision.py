@@ -63,6 +63,30 @@ async def supervised_group(b: OperationContext) -> str:
     return f"{strategy}, then counted {counts}"
 
 
+async def exhausted_group(b: OperationContext) -> str:
+    """A group fails more often than it may: all its members end, one as failed and the others with it."""
+    names = [f"{b.token}.{number}" for number in range(3)]
+    async with b.cluster.open_scope(b.token) as scope:
+        b.op("supervise")
+        children = [fray.child(Fragile, name=name) for name in names]
+        members = await scope.supervise(children, max_restarts=1, period_s=None, on_failure="absorb")
+        for number in range(2):
+            b.op("call")
+            try:
+                await members[0].add.options(idempotent=True)(f"{b.token}.{number}")
+            except ActorDied:
+                break  # its machine is silent, or was lost
+            await _quit(b, members[0])
+        b.op("wait")
+        with trio.move_on_after(60):
+            for member in members:
+                await b.cluster.wait(actor_id_of(member))
+        infos = [await b.cluster.actor_info(member) for member in members]
+        # How the others end is checked by the invariants of the scheduler (`groups`), and by P1 after this scope.
+    b.doomed(*names)
+    return ", ".join(info.status for info in infos)
+
+
 async def crash_loop(b: OperationContext) -> str:
     """An actor that fails again and again waits longer each time, and then is not restarted any more."""
     restarts, backoff_s = b.rng.randint(1, 3), b.rng.choice((0.0, 0.2, 1.0))
@@ -128,6 +152,7 @@ async def _make_stateful_actor(b: OperationContext) -> KnownStatefulActor:
 
 ACTS: Mapping[str, Act] = {
     "supervised group": supervised_group,
+    "exhausted group": exhausted_group,
     "crash loop": crash_loop,
     "stateful actor": stateful_actor,
 }
