@@ -125,6 +125,8 @@ campaign: venv
 	@$(PY) -m bench.faults --kills 300
 	@tools/venv rl
 	@.venv-rl/bin/python -m bench.faults.rl_kills --kills 200
+	@tools/venv tinker-0.38
+	@.venv-rl/bin/python -m bench.faults.tinker_kills --kills 200
 	@$(PY) -m bench.soak --minutes 10
 
 clean:
