@@ -426,6 +426,21 @@ def test_a_job_that_is_ended_too_often_is_seen() -> None:
     assert any("was preempted 3 times in 3600 s" in sentence for sentence in check(scheduler.state))
 
 
+def test_a_job_that_was_ended_often_under_an_earlier_policy_is_sound() -> None:
+    scheduler = make_cluster(cpu=1, shield_s=0.0)
+    scheduler.launch(batch("work"))
+    for minute in (1, 2):
+        scheduler.now = 60.0 * minute
+        scheduler.launch(production(f"prod{minute}"))
+        obey(scheduler)
+        scheduler.see(f"prod{minute}:0:0", ended())
+    assert scheduler.state.jobs["work"].preempted_at == (60.0, 120.0)
+    scheduler.now = 180.0
+    policy = scheduler.state.policy
+    scheduler.tell(PolicyChanged(policy=evolve(policy, preemption=evolve(policy.preemption, limit=1))))
+    assert check(scheduler.state) == []
+
+
 def test_claims_without_an_applicant_or_without_victims_are_found() -> None:
     scheduler = preempted(make_cluster(cpu=1))
     claim = scheduler.state.claims["prod"]

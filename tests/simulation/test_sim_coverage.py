@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation import coverage
-from tests.simulation.commands import main
+from tests.simulation.commands import NOT_COVERED, main
 from tests.simulation.run import run_seed
 from tests.simulation.scenario_plans import direct_plan
 
@@ -42,7 +42,7 @@ def test_a_campaign_names_what_never_occurred_and_fails(
     monkeypatch.setattr("tests.simulation.run.draw_plan", lambda rng: PLAN)
     path = tmp_path / "coverage.json"
     command = ["--seeds", "1-1", "--coverage", str(path)]
-    assert main(command) == 1
+    assert main(command) == NOT_COVERED
     printed = capsys.readouterr().out
     assert "never: fault: slow link\n" in printed
     assert "never: fault: kill machine\n" not in printed
@@ -53,6 +53,12 @@ def test_a_campaign_names_what_never_occurred_and_fails(
     monkeypatch.setattr(coverage, "EXEMPT", exempt)
     assert main(command) == 0
     assert f"{len(exempt)} are exempt, 0 are missing" in capsys.readouterr().out
+
+
+def test_a_violation_weighs_more_than_what_never_occurred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.simulation.run.draw_plan", lambda rng: PLAN)
+    monkeypatch.setattr("tests.simulation.checks.final", lambda scenario: scenario.truth.breach("P1", "on purpose"))
+    assert main(["--seeds", "1-1", "--coverage", str(tmp_path / "coverage.json")]) == 1
 
 
 def test_an_exempt_row_that_occurs_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
