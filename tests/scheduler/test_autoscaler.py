@@ -330,6 +330,32 @@ def test_above_max_units_close_and_go_when_they_are_empty() -> None:
     assert scheduler.info("c").state is JobState.PENDING
 
 
+def idle_beside_a_used_one() -> Fleet:
+    """A fleet that next plans at the end of the idle time, if nothing changes."""
+    scheduler = Fleet(group(max=3))
+    used(scheduler, "a", "b")
+    scheduler.finish("b:0:0")
+    scheduler.until(scheduler.now + 10)
+    assert len(scheduler.live()) == 2
+    return scheduler
+
+
+def test_a_new_policy_does_not_wait_for_the_end_of_an_idle_time() -> None:
+    # Seed 41065: units of a group that had left the policy stayed in service.
+    scheduler = idle_beside_a_used_one()
+    scheduler.tell(PolicyChanged(policy=Policy()))
+    scheduler.tick(scheduler.now + 3)
+    assert not scheduler.live(), "one is deleted, and one is closed"
+
+
+def test_a_job_does_not_wait_for_the_end_of_an_idle_time() -> None:
+    scheduler = idle_beside_a_used_one()
+    scheduler.launch(job("c", demand(4)))
+    scheduler.launch(job("d", demand(4)))
+    scheduler.tick(scheduler.now + 3)
+    assert len(scheduler.live()) == 3, "one more, for the job that does not fit on the idle machine"
+
+
 def test_a_group_that_left_the_policy_is_drained() -> None:
     scheduler = Fleet(group())
     used(scheduler, "a")

@@ -83,9 +83,13 @@ def replan_if_needed(state: State, out: EffectBuffer) -> None:
         if name in fleet.units:
             _update_unit(state, out, fleet.units[name])
     fleet.touched_units.clear()
-    # At once after a quiet time; otherwise plans keep their distance, as each one looks at everything that waits.
-    if fleet.plan_at is None and (fleet.is_plan_due_soon or state.queue):
-        fleet.plan_at = state.now
+    # At once after a quiet time, also before the end of an idle time for which the next plan is due; otherwise plans keep
+    # their distance, as each one looks at everything that waits.
+    if fleet.is_plan_due_soon or state.queue:
+        if fleet.plan_at is None or fleet.planned_at is None:
+            fleet.plan_at = state.now
+        else:
+            fleet.plan_at = min(fleet.plan_at, max(state.now, fleet.planned_at + _pace_s(fleet)))
     if fleet.plan_at is not None and fleet.plan_at <= state.now:
         replan(state, out)
     if fleet.has_new_orders:
@@ -96,7 +100,7 @@ def replan_if_needed(state: State, out: EffectBuffer) -> None:
 def replan(state: State, out: EffectBuffer) -> None:
     """Update every unit, request more, and delete idle ones."""
     fleet = state.fleet
-    fleet.is_plan_due_soon = False
+    fleet.is_plan_due_soon, fleet.planned_at = False, state.now
     fleet.units_in_use = {}
     for unit in list(fleet.units.values()):
         _update_unit(state, out, unit)
@@ -115,11 +119,16 @@ def _group_names(state: State) -> list[str]:
     return list(names | dict.fromkeys(unit.group for unit in state.fleet.units.values()))
 
 
+def _pace_s(fleet: MachineGroupIndex) -> float:
+    """Return the least time between two plans."""
+    # A plan looks at each unit: about 10 ms for 1,000 of them, 40 ms for 10,000.
+    return PLAN_S + len(fleet.units) / 1000
+
+
 def _next_plan_at(state: State, due: list[float]) -> float | None:
     """Return when to plan again; None: when something changes."""
     fleet = state.fleet
-    # A plan looks at each unit: about 10 ms for 1,000 of them, 40 ms for 10,000.
-    pace_s = PLAN_S + len(fleet.units) / 1000
+    pace_s = _pace_s(fleet)
     busy = any(unit.phase not in (UnitPhase.JOINED, UnitPhase.GONE) for unit in fleet.units.values())
     if fleet.is_plan_due_soon or busy or state.queue:
         return state.now + pace_s

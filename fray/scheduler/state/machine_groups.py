@@ -67,6 +67,8 @@ class MachineGroupIndex:
         """Reasons why no machines are requested for waiting shapes, as of the last plan."""
         self.plan_at: float | None = None
         """Time of the next plan."""
+        self.planned_at: float | None = None
+        """Time of the last plan; None before the first."""
         self.touched_units: dict[str, None] = {}
         """Units whose nodes joined or left, which the next plan examines first."""
         self.is_plan_due_soon = False
