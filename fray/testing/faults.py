@@ -485,6 +485,8 @@ async def group_scaled(target: FaultTarget, rng: random.Random, span_s: float, w
     asked = trio.current_time()
     with target.fault_history.trouble():
         if not await _scale(target, group, low, high, HEARD_WITHIN_S):
+            # It may still be read, or be saved already, by a controller that was stopped or has crashed.
+            await _scale(target, group, None, None, ORDERED_WITHIN_S)
             return ""
         await trio.sleep(HEARD_WITHIN_S)
         if _is_fine(target, asked):
@@ -501,13 +503,16 @@ def _units_in_use(state: State) -> list[CloudUnit]:
 
 async def _scale(target: FaultTarget, group: str, low: int | None, high: int | None, timeout_s: float) -> bool:
     """Set the limits, again until they are in the controller's state; return False if that takes too long."""
+    is_sent = False
     with trio.move_on_after(timeout_s):
         while True:
             running = target.sim.controller.running
             row = running.state.fleet.groups.get(group) if running is not None else None
-            if row is not None and (row.min, row.max) == (low, high):
+            # Sent in any case: a stopped controller may have an earlier order still to read.
+            if is_sent and row is not None and (row.min, row.max) == (low, high):
                 return True
             if running is not None:
+                is_sent = True
                 running.loop.post(GroupScaled(session="", ref=0, group=group, min=low, max=high))
             await trio.sleep(1)
     return False

@@ -44,6 +44,15 @@ def test_a_group_goes_on_when_it_absorbs_that_its_first_stage_was_killed_at_its_
     assert_holds(direct_plan(["job group"] * 8, faults, machines=2, every_s=0.4), seed=22)
 
 
+def test_limits_of_a_group_that_a_stopped_controller_reads_late_are_taken_back() -> None:
+    # Seed 41108; a defect of the simulator: an order that was not confirmed in time was not taken back.
+    faults = [(40.0, "stop controller", 9.0), (41.0, "group scaled", 1.0)]
+    plan = direct_plan(["value job"] * 4, faults, machines=1, every_s=5.0, cloud=True)
+    for seed in range(6):
+        result = run_seed(seed, plan=plan)
+        assert not result.breaches, summary(result)
+
+
 def test_a_machine_that_was_drained_while_the_controller_was_stopped_is_back_in_service() -> None:
     # Seed 30159; a defect of the simulator: the stopped controller had not read the order to drain, so that the machine
     # seemed to be in service already, and no order to end that followed.

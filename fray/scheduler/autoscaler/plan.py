@@ -83,8 +83,8 @@ def replan_if_needed(state: State, out: EffectBuffer) -> None:
         if name in fleet.units:
             _update_unit(state, out, fleet.units[name])
     fleet.touched_units.clear()
-    # At once after a quiet time, also before the end of an idle time for which the next plan is due; otherwise plans keep
-    # their distance, as each one looks at everything that waits.
+    # At once after a quiet time, also before the end of an idle time for which the next plan is due; otherwise plans
+    # keep their distance, as each one looks at everything that waits.
     if fleet.is_plan_due_soon or state.queue:
         if fleet.plan_at is None or fleet.planned_at is None:
             fleet.plan_at = state.now
