@@ -33,6 +33,10 @@ END_S = 3.0
 """Seconds that requests under way have when the server is to end."""
 NO_DESCRIPTORS_S = 0.1
 """Pause when the process has no file descriptors left."""
+UNREAD_LIMIT_BYTES = 1 << 18
+"""Bytes of a request's body that are read for an app which answers without it."""
+UNREAD_S = 5.0
+"""Seconds for that."""
 
 log = logging.getLogger("fray.http")
 
@@ -134,11 +138,45 @@ def _hypercorn_config() -> Config:
     return config
 
 
+def _reads_whole_requests(app: App) -> App:
+    """Return an app that answers when the body of the request is there, also where ``app`` does not read it.
+
+    Hypercorn ends a connection whose request is incomplete when it is answered: the next request of a
+    client that keeps its connections would be lost. What exceeds the limits is answered with ``Connection: close``.
+    """
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
+        is_complete = False
+
+        async def receive_part() -> Any:
+            nonlocal is_complete
+            message = await receive()
+            is_complete = is_complete or not message.get("more_body", False)
+            return message
+
+        async def send_when_complete(message: Any) -> None:
+            if message["type"] == "http.response.start" and not is_complete:
+                unread = 0
+                with trio.move_on_after(UNREAD_S):
+                    while not is_complete and unread <= UNREAD_LIMIT_BYTES:
+                        unread += len((await receive_part()).get("body", b""))
+                if not is_complete:
+                    message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+            await send(message)
+
+        await app(scope, receive_part, send_when_complete)
+
+    return answer
+
+
 class _Connections:
     """Connections of one server, each with a task. The tasks are shielded from cancellation until `end`."""
 
     def __init__(self, app: App, tls: ssl.SSLContext | None) -> None:
-        self._app, self._tls = ASGIWrapper(app), tls
+        self._app, self._tls = ASGIWrapper(_reads_whole_requests(app)), tls
         self._config, self._context = _hypercorn_config(), WorkerContext(None)
         self._open: set[trio.SocketStream] = set()
         self._tasks: trio.Nursery | None = None

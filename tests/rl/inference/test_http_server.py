@@ -18,6 +18,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
+from trio.testing import wait_all_tasks_blocked
 
 from fray import http_server
 from fray.http_server import HttpAddress, serve_http
@@ -30,7 +31,9 @@ class Pages:
 
     def __init__(self) -> None:
         self.waiting, self.cancelled, self.ended = trio.Event(), trio.Event(), trio.Event()
-        routes = [Route("/", self.hello), Route("/wait", self.wait), Route("/endless", self.endless)]
+        self.answering = trio.Event()
+        hello = Route("/", self.hello, methods=["GET", "POST"])
+        routes = [hello, Route("/wait", self.wait), Route("/endless", self.endless)]
         self.app = Starlette(routes=routes, lifespan=self.lifespan)
 
     @asynccontextmanager
@@ -39,6 +42,7 @@ class Pages:
         self.ended.set()
 
     async def hello(self, request: Request) -> PlainTextResponse:
+        self.answering.set()
         return PlainTextResponse("hello")
 
     async def wait(self, request: Request) -> PlainTextResponse:
@@ -77,6 +81,38 @@ async def test_a_connection_serves_more_requests_than_hypercorn_allows_by_defaul
         part = await stream.receive_some()
         assert part, f"the connection was closed after {received.count(b'hello')} answers"
         received += part
+
+
+async def test_a_request_whose_body_is_not_read_does_not_end_its_connection(nursery: trio.Nursery) -> None:
+    pages = Pages()
+    address = await nursery.start(serve_http, pages.app)
+    stream = await trio.open_tcp_stream(address.host, address.port)
+    await stream.send_all(b"POST / HTTP/1.1\r\nHost: here\r\nContent-Length: 2\r\n\r\n")
+    await pages.answering.wait()
+    await wait_all_tasks_blocked()
+    await stream.send_all(b"{}GET / HTTP/1.1\r\nHost: here\r\n\r\n")
+    received = b""
+    while received.count(b"hello") < 2:
+        part = await stream.receive_some()
+        assert part, f"the connection was closed after {received!r}"
+        received += part
+    assert b"connection: close" not in received.lower()
+
+
+@pytest.mark.parametrize("sent", [0, 101])
+async def test_what_is_not_read_has_limits_and_then_the_client_learns_that_its_connection_ends(
+    sent: int, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "UNREAD_LIMIT_BYTES", 100)
+    monkeypatch.setattr(http_server, "UNREAD_S", 0.05 if not sent else 60.0)
+    address = await nursery.start(serve_http, Pages().app)
+    stream = await trio.open_tcp_stream(address.host, address.port)
+    await stream.send_all(b"POST / HTTP/1.1\r\nHost: here\r\nContent-Length: 200\r\n\r\n" + b"x" * sent)
+    received = b""
+    while part := await stream.receive_some():
+        received += part
+    assert b"connection: close" in received.lower()
+    assert received.endswith(b"hello")
 
 
 async def test_an_address_in_use_is_named() -> None:
