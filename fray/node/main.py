@@ -235,8 +235,8 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
         "--lease-s",
         type=float,
         metavar="S",
-        help="at most the controller's --lease-s: seconds after which the controller gives up a silent node "
-        "(default: 600)",
+        help="at most the controller's --lease-s: seconds after which the controller gives up a silent node; at least "
+        f"{LEASE_MIN_S:g} (default: 600)",
     )
     parser.add_argument(
         "--drain-s",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.inspection import AS_ACCOUNT, can_read, needs_accounts
 
 PROGRAM = """
 import sys
@@ -19,10 +20,6 @@ if sys.argv[1] == "forbid":
 print("ready", flush=True)
 sys.stdin.read()
 """
-
-
-# Root reads everything by its capabilities: without them it is as any account to its own processes.
-AS_ACCOUNT = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
 
 
 def start(word: str) -> subprocess.Popen[bytes]:
@@ -37,13 +34,7 @@ def start(word: str) -> subprocess.Popen[bytes]:
     return process
 
 
-def can_read(pid: int, name: str) -> bool:
-    """Return whether another process of this account can read a file of a process."""
-    reader = [*AS_ACCOUNT, "head", "-c1", f"/proc/{pid}/{name}"]
-    return subprocess.run(reader, capture_output=True, check=False).returncode == 0
-
-
-@pytest.mark.skipif(bool(AS_ACCOUNT) and shutil.which("setpriv") is None, reason="root needs setpriv for this test")
+@needs_accounts
 @pytest.mark.parametrize(("word", "readable"), [("allow", True), ("forbid", False)])
 def test_the_environment_of_a_daemon_cannot_be_read_by_its_account(word: str, readable: bool) -> None:
     process = start(word)

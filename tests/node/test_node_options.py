@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from fray.controller.options import parse as parse_controller_options
 from fray.errors import InvalidRequest
-from fray.node.config import LogRules, NodeConfig
+from fray.node.config import LEASE_MIN_S, LogRules, NodeConfig
 from fray.node.daemon import cache_directory
 from fray.node.main import main, make_config, parse, parse_controller
 
@@ -157,6 +158,13 @@ def test_a_file_that_cannot_be_is_said_with_its_place(tmp_path: Path, text: str,
 def test_what_is_missing_or_wrong_is_said(argv: tuple[str, ...], environ: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         config(*argv, environ=environ)
+
+
+@pytest.mark.parametrize("parser", [parse, parse_controller_options])
+def test_the_help_of_both_daemons_says_how_short_the_lease_may_be(parser: Any, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        parser(["--help"])
+    assert f"at least {LEASE_MIN_S:g} (default: 600)" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_token_may_be_in_a_file(tmp_path: Path) -> None:

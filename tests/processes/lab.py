@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,10 +27,14 @@ def free_port() -> int:
 
 
 class Lab:
-    """The daemons, on a port of their own. ``spec`` leads a driver there, with `TOKEN`."""
+    """The daemons, on a port of their own. ``spec`` leads a driver there, with `TOKEN`.
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    Args:
+        wrapper: beginning of the command lines of the daemons.
+    """
+
+    def __init__(self, directory: Path, wrapper: Sequence[str] = ()) -> None:
+        self.directory, self.wrapper = directory, wrapper
         self.port = free_port()
         self.spec = f"fray://127.0.0.1:{self.port}"
         self.running: dict[str, subprocess.Popen[bytes]] = {}
@@ -42,7 +46,7 @@ class Lab:
     def start(self, name: str, module: str, *arguments: str) -> None:
         with (self.directory / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+                [*self.wrapper, sys.executable, "-m", module, *arguments],
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "FRAY_TOKEN": TOKEN},

@@ -10,6 +10,7 @@ import trio
 
 import fray
 from fray import Entrypoint, JobRequest
+from fray.node.linux.process_tree import children
 from tests.processes.lab import (
     SMALL,
     TOKEN,
@@ -19,6 +20,7 @@ from tests.processes.lab import (
 )
 from tests.processes.strength_functions import Link
 from tests.support import job_functions
+from tests.support.inspection import AS_ACCOUNT, can_read, needs_accounts
 
 
 @pytest.mark.promise("P12")
@@ -48,6 +50,21 @@ async def test_a_wrong_token_is_refused_at_once_and_never_shown(lab: Lab) -> Non
             pass
     assert "a-wrong-one" not in str(caught.value)
     assert TOKEN not in (lab.directory / "controller.log").read_text()
+
+
+@needs_accounts
+async def test_the_memory_of_controller_and_node_is_closed_to_other_processes_of_their_account(lab: Lab) -> None:
+    lab.wrapper = AS_ACCOUNT
+    lab.start_controller()
+    lab.start_node("alpha")
+    await connected(lab)
+    with trio.fail_after(60):
+        async with fray.open_cluster(lab.spec, token=TOKEN, logs=False) as cluster:
+            await cluster.wait_for_nodes(1)
+            pids = {name: process.pid for name, process in lab.running.items()}
+            (zygote,) = children(pids["alpha"])
+            readable = {name: can_read(pid, "environ") for name, pid in {**pids, "zygote": zygote}.items()}
+            assert readable == {"controller": False, "alpha": False, "zygote": True}
 
 
 async def test_the_controller_dies_by_kill_9_and_clients_notice_only_a_pause(lab: Lab) -> None:
@@ -108,6 +125,7 @@ async def test_kill_9_of_a_driver_ends_its_jobs_on_daemons_of_the_same_machine(l
     script = f"""
 import fray, trio
 from tests.support import job_functions
+from tests.support.inspection import AS_ACCOUNT, can_read, needs_accounts
 from tests.processes.lab import SMALL, TOKEN, Lab, connected, start_script
 from tests.processes.strength_functions import Link
 async def main():
