@@ -49,6 +49,7 @@ class Fleet:
 
     def start(self, module: str, *arguments: str) -> None:
         environ = {key: value for key, value in os.environ.items() if key != "FRAY_TOKEN"}
+        environ["FRAY_JOB_UIDS"] = "none"
         token = self.directory / "store/token"
         if token.exists() and module == "fray.node":
             environ["FRAY_TOKEN"] = token.read_text().strip()

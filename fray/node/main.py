@@ -57,6 +57,14 @@ from fray.node.secrets import check_directory
 __all__ = ["NodeConfig", "main", "run_node"]
 
 DEFAULT_PORT = 7421
+UIDS_VARIABLE, NO_UIDS = "FRAY_JOB_UIDS", "none"
+NOT_CHOSEN = (
+    "fray-node runs as root, and so would all jobs, which could read the token and all that is on this machine: give "
+    f"the jobs of each user an account by --job-uids {EXAMPLE_UIDS} (what it needs: docs/security.md), or start "
+    f"fray-node under an account of its own. If jobs are to run as root, write --job-uids {NO_UIDS}, or set "
+    f"{UIDS_VARIABLE}={NO_UIDS}"
+)
+"""Refusal of a node whose jobs, those of users of other machines, would have root's account by default."""
 _WORDS: dict[str, type[StrEnum]] = {"pid_namespace": PidNamespaceMode, "memory_limit": MemoryLimitMode}
 _FILE_KEYS = {
     "controller": str,
@@ -112,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         adopted = from_json(NodeHandover, state.decode()) if state is not None else None
         options = parse(argv)
-        config = make_config(options, _take_environ())
+        config = make_config(options, _take_environ(), continues=adopted is not None or options.print_handover)
         if options.print_handover:
             print(json.dumps(describe(config)))
             return 0
@@ -263,9 +271,10 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--job-uids",
-        metavar="FIRST-LAST",
+        metavar="FIRST-LAST|none",
         help="as root: run the jobs of each user under a uid of this range that is the user's alone, such as "
-        f"{EXAMPLE_UIDS} (default: all jobs run under the account of fray-node)",
+        f"{EXAMPLE_UIDS}; {NO_UIDS}: run all jobs under the account of fray-node (default: {UIDS_VARIABLE}, else "
+        f"{NO_UIDS}; root has to choose where the controller is another machine)",
     )
     parser.add_argument(
         "--secrets",
@@ -274,8 +283,13 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None = None) -> NodeConfig:
+def make_config(
+    options: argparse.Namespace, environ: Mapping[str, str] | None = None, *, continues: bool = False
+) -> NodeConfig:
     """Return the configuration from command line, file and variables, in this order of precedence.
+
+    Args:
+        continues: the attempts of a running node, with the accounts that they have.
 
     Raises:
         InvalidRequest: an option is missing or invalid; the message says what to write.
@@ -300,7 +314,10 @@ def make_config(options: argparse.Namespace, environ: Mapping[str, str] | None =
     lease_s = float(settings.get("lease_s", 600.0))
     if lease_s < LEASE_MIN_S:
         raise InvalidRequest(f"lease_s={lease_s:g} must be {LEASE_MIN_S:g} seconds or more")
-    job_uids = _job_uids(settings, controller)
+    chosen_uids = settings.get("job_uids", environ.get(UIDS_VARIABLE, "")).strip()
+    if networked and not chosen_uids and not continues and os.geteuid() == 0:
+        raise InvalidRequest(NOT_CHOSEN)
+    job_uids = "" if chosen_uids in ("", NO_UIDS) else _job_uids(chosen_uids, settings, controller)
     state_dir = _state_dir(settings.get("state_dir"), name, environ, shared=bool(job_uids))
     detected = read_capacity()
     capacity = override(detected, settings)
@@ -431,11 +448,9 @@ def _local_address(controller: str) -> str:
         return socket.gethostname()
 
 
-def _job_uids(settings: Mapping[str, Any], controller: str) -> str:
+def _job_uids(text: str, settings: Mapping[str, Any], controller: str) -> str:
     """Return the range of uids for jobs, checked together with the rest of the configuration."""
-    if "job_uids" not in settings:
-        return ""
-    uids = parse_uids(settings["job_uids"])
+    uids = parse_uids(text)
     if controller.startswith("unix:"):
         # Its socket admits the account of the controller alone.
         raise InvalidRequest(

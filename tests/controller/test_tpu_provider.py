@@ -527,6 +527,7 @@ def test_the_startup_script_starts_a_node_and_shows_the_token_to_no_other_user(t
     parsed = tomllib.loads(node.read_text())
     assert (parsed["name"], parsed["attributes"]["tpu_worker"]) == ("v5e-1-2", "2")
     started = (tmp_path / "started").read_text()
+    assert "--setenv=FRAY_JOB_UIDS=none" in started.splitlines()
     assert started.splitlines()[-4:] == [f"{tmp_path}/opt/fray/bin/fray-node", "--config", str(node), "--log-json"]
     for shown in (done.stdout, done.stderr, started, (tmp_path / "environ").read_text(), script.read_text()):
         assert SECRET not in shown

@@ -9,6 +9,7 @@ import pytest
 
 from fray.controller.options import parse as parse_controller_options
 from fray.errors import InvalidRequest
+from fray.node.attempts.replacement import OPTION
 from fray.node.config import LEASE_MIN_S, LogRules, NodeConfig
 from fray.node.daemon import cache_directory
 from fray.node.main import main, make_config, parse, parse_controller
@@ -96,8 +97,35 @@ def test_a_range_of_uids_for_jobs_needs_a_private_token_file_and_a_controller_th
     assert (made.job_uids, made.state_dir) == ("200000-200009", "/srv/fray")
 
 
+def test_a_node_that_is_root_has_to_choose_the_accounts_of_jobs_of_other_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away, environ = ("--controller", f"fray://10.1.2.3#{PIN}", "--name", "a"), {**ENVIRON, "FRAY_JOB_UIDS": "none"}
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    with pytest.raises(
+        InvalidRequest, match=r"by --job-uids 200000-200999 .* jobs are to run as root, write --job-uids none"
+    ):
+        config(*away)
+    (tmp_path / "node.toml").write_text('job_uids = "none"\n')
+    for options, variables in (
+        (("--job-uids", "none"), ENVIRON),
+        (("--config", str(tmp_path / "node.toml")), ENVIRON),
+        ((), environ),
+    ):
+        assert config(*away, *options, environ=variables).job_uids == ""
+    for text in ("--job-uids", "200000-200009"), ():
+        variables = {**ENVIRON, "FRAY_JOB_UIDS": "none" if text else "200000-200009"}
+        assert config(*away, *text, environ=variables).job_uids == "200000-200009"
+    # What runs continues as it is, and on one machine there is nothing to choose.
+    monkeypatch.setenv("FRAY_TOKEN", "secret")
+    assert (main([*away, OPTION]), main(away)) == (0, 2)
+    assert config(*HERE).job_uids == ""
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert config(*away).job_uids == ""
+
+
 def test_another_machine_is_dialed_with_tls_only() -> None:
-    away = ("--controller", "fray://10.1.2.3", "--name", "a")
+    away = ("--controller", "fray://10.1.2.3", "--name", "a", "--job-uids", "none")
     with pytest.raises(InvalidRequest, match=r"write fray://10\.1\.2\.3#FINGERPRINT, or set FRAY_CA_FINGERPRINT"):
         config(*away)
     environ = {**ENVIRON, "FRAY_CA_FINGERPRINT": PIN.upper()}
@@ -109,7 +137,7 @@ def test_another_machine_is_dialed_with_tls_only() -> None:
 
 
 def test_insecure_is_for_private_addresses_and_loud(caplog: pytest.LogCaptureFixture) -> None:
-    away = ("--controller", "fray://10.1.2.3", "--name", "a")
+    away = ("--controller", "fray://10.1.2.3", "--name", "a", "--job-uids", "none")
     with pytest.raises(InvalidRequest, match="is a public address"):
         config("--controller", "fray://8.8.8.8", "--name", "a", "--insecure")
     assert config(*away, "--insecure", "--advertise", "10.9.9.9").advertise == "10.9.9.9"

@@ -51,6 +51,7 @@ class TlsLab(Lab):
     def start(self, name: str, module: str, *arguments: str) -> None:
         token = {} if name == "controller" else {"FRAY_TOKEN": self.token}
         environ = {key: value for key, value in os.environ.items() if key != "FRAY_TOKEN"} | token
+        environ["FRAY_JOB_UIDS"] = "none"
         with (self.directory / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments], stdout=log, stderr=log, env=environ, start_new_session=True

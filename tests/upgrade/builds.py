@@ -92,6 +92,7 @@ class Cluster:
 
     def environ(self, tree: Path) -> dict[str, str]:
         environ = {**os.environ, "PYTHONPATH": str(tree), "FRAY_TOKEN": TOKEN, "FRAY_CLUSTER_SPEC": self.spec}
+        environ["FRAY_JOB_UIDS"] = "none"
         # With TLS the controller makes the token, which says whose certificates are accepted.
         made = self.store / "token"
         if made.exists():

@@ -27,6 +27,7 @@ HOST_DIRECTORY = "/var/lib/fray"
 RUN_DIRECTORY = "/run/fray"
 CLOUD_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _LABEL = re.compile(r"[a-z0-9_-]{0,63}\Z")
+_UIDS = re.compile(r"(none|[0-9]+-[0-9]+)\Z")
 _UNIT = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?\Z")
 
 
@@ -44,6 +45,8 @@ class TpuOptions:
         preemptible: spot machines are of the older kind that lives at most 24 hours. Default False.
         network, subnetwork: default the project's.
         external_ips: hosts have public addresses. Default False.
+        job_uids: accounts of jobs, as `fray-node --job-uids`. Default ``none``: jobs run as root, which has access to
+            the chips.
         service_account, scopes: permissions of the hosts at Google. Default: the project's account, with all of its
             own.
         tags, labels, metadata: of the VMs, in addition to Fray's own.
@@ -60,6 +63,7 @@ class TpuOptions:
     network: str = ""
     subnetwork: str = ""
     external_ips: bool = False
+    job_uids: str = "none"
     service_account: str = ""
     scopes: tuple[str, ...] = (CLOUD_SCOPE,)
     tags: tuple[str, ...] = ()
@@ -128,6 +132,10 @@ def _check(where: str, group: GroupConfig, options: TpuOptions) -> None:
             raise InvalidRequest(
                 f"{where}: metadata {key!r} is reserved for Fray; use the option install for lines at the start"
             )
+    if not _UIDS.match(options.job_uids):
+        raise InvalidRequest(
+            f"{where}: job_uids={options.job_uids!r}: expected FIRST-LAST, such as 200000-200999, or none"
+        )
     if options.reservation and group.spot:
         raise InvalidRequest(f"{where}: spot machines cannot come from a reservation: remove one of the two")
     if options.preemptible and not (group.spot and not options.queued):
@@ -208,6 +216,7 @@ def startup_script(hosts: int, options: TpuOptions) -> str:
         home=HOST_DIRECTORY,
         install=options.install.strip(),
         fray_node=options.fray_node,
+        job_uids=options.job_uids,
     )
 
 
@@ -223,6 +232,7 @@ ask() {{
 }}
 worker={worker}
 mkdir -p "$root{run}" "$root{home}"
+chmod 711 "$root{home}"
 ask {key_token} > "$root{run}/join"
 ask {key_node} | sed "s/{mark}/$worker/g" > "$root{run}/node.toml"
 (
@@ -231,5 +241,6 @@ umask 022
 )
 systemctl reset-failed fray-node 2>/dev/null || true
 exec systemd-run --unit=fray-node --property=Restart=on-failure --property=RestartSec=10 --property=KillMode=mixed \\
-  --property=Delegate=yes --property=LimitNOFILE=1048576 "$root{fray_node}" --config "$root{run}/node.toml" --log-json
+  --property=Delegate=yes --property=LimitNOFILE=1048576 --setenv=FRAY_JOB_UIDS={job_uids} \\
+  "$root{fray_node}" --config "$root{run}/node.toml" --log-json
 """
