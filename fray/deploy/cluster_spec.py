@@ -56,6 +56,12 @@ def parse_spec(spec: str) -> Spec:
     )
 
 
+def spec_text(address: str) -> str:
+    """Return the spec of the controller at an address (in the notation of `fray.net`), without fingerprints."""
+    kind, _, rest = address.partition("#")[0].partition(":")
+    return f"fray+unix://{rest}" if kind == "unix" else f"fray://{rest}"
+
+
 def _port(netloc: str, spec: str) -> int:
     _, _, port = netloc.rpartition(":") if ":" in netloc else ("", "", str(DEFAULT_PORT))
     # Parsed here: `urlsplit(...).port` raises a ValueError without the spec in it.

@@ -93,7 +93,8 @@ async def _request_grant(
 ) -> KeyGrant:
     policy = RedialPolicy(refused_is_final=True, give_up_s=LOGIN_S)
     answer = await ask_by_greeting(network, address, own, message, policy, rng)
-    if isinstance(answer, Unauthorized) and "the invitation" not in str(answer):
+    # The refusal of the key says less than this; that of an impostor, by this side, says what is wrong.
+    if isinstance(answer, Unauthorized) and answer.details.get("key_refused"):
         raise Unauthorized("the invitation has expired, was revoked, or is for another cluster; ask for another one")
     if isinstance(answer, FrayError):
         raise answer

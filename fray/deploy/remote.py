@@ -9,6 +9,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import cache
 
 from fray.deploy import stored_keys
+from fray.deploy.cluster_spec import spec_text
 from fray.deploy.run_directory import open_run_directory, remove_abandoned
 from fray.errors import InvalidRequest
 from fray.model.ids import Namespace
@@ -112,12 +113,7 @@ def _find_credential(address: str, token: str | None) -> tuple[Credential | Cred
     found = stored_keys.find_key(address)
     if found is None:
         raise InvalidRequest(
-            f"authentication required: `fray login {_spec_text(address)}` with an invitation, set FRAY_TOKEN or "
+            f"authentication required: `fray login {spec_text(address)}` with an invitation, set FRAY_TOKEN or "
             "FRAY_TOKEN_FILE, or pass open_cluster(token=...); fray-controller prints at its start where its token is"
         )
     return found.credential, found.pins
-
-
-def _spec_text(address: str) -> str:
-    kind, _, rest = address.partition("#")[0].partition(":")
-    return f"fray+unix://{rest}" if kind == "unix" else f"fray://{rest}"

@@ -6,7 +6,7 @@ import pytest
 import trio
 
 import fray
-from fray.deploy.cluster_spec import Spec, parse_spec
+from fray.deploy.cluster_spec import Spec, parse_spec, spec_text
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,21 @@ from fray.deploy.cluster_spec import Spec, parse_spec
 )
 def test_a_spec_is_parsed(text: str, spec: Spec) -> None:
     assert parse_spec(text) == spec
+
+
+@pytest.mark.parametrize(
+    ("address", "spec"),
+    [
+        ("tcp:127.0.0.1:7421", "fray://127.0.0.1:7421"),
+        (f"tls:lab.example:7421#{'ab' * 32},{'cd' * 32}", "fray://lab.example:7421"),
+        (f"tls:[fd00::1]:7421#{'ab' * 32}", "fray://[fd00::1]:7421"),
+        ("unix:/run/fray.sock", "fray+unix:///run/fray.sock"),
+    ],
+)
+def test_an_address_is_written_as_the_spec_that_leads_there(address: str, spec: str) -> None:
+    assert spec_text(address) == spec
+    place = address.partition(":")[2].partition("#")[0].replace("[", "").replace("]", "")
+    assert parse_spec(spec).address.endswith(place)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -146,6 +148,50 @@ async def test_a_machine_joins_by_a_token_with_the_fingerprint(lab: TlsLab, tmp_
         await trio.to_thread.run_sync(lab.wait_for, "gpu-7", "issued a certificate")
     log = (tmp_path / "controller.log").read_text()
     assert "issued a certificate for node gpu-7" in log
+
+
+def fray_command(environ: dict[str, str], *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "fray.cli", *words]
+    return subprocess.run(command, env=environ, input=stdin, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_a_person_logs_in_with_the_printed_line_and_no_impostor_gets_the_key(lab: TlsLab, tmp_path: Path) -> None:
+    added = fray_command(lab.environ(FRAY_TOKEN=lab.token), "user", "add", "ada", "--role", "user")
+    assert added.returncode == 0, added.stderr
+    printed = re.search("`fray (login [^`]+)`", added.stderr)
+    assert printed is not None, added.stderr
+    ada = {name: value for name, value in os.environ.items() if not name.startswith("FRAY_")}
+    ada |= {"PYTHONPATH": os.getcwd(), "XDG_CONFIG_HOME": str(tmp_path / "ada")}
+    login = fray_command(ada, *printed[1].split(), stdin=added.stdout)
+    assert login.returncode == 0, login.stderr
+    assert login.stdout.startswith(f"logged in to {lab.spec} as ada (user) until ")
+    jobs = fray_command(ada, "jobs")
+    assert jobs.returncode == 0, jobs.stderr
+    checked = fray_command(ada, "doctor").stdout
+    assert "ok       identity     ada (user), by the key of a login that is valid for 30 days\n" in checked
+    assert "ok       certificates accepted: TLS 1.3\n" in checked
+    # Another authority answers at the same address.
+    lab.kill("controller", signal.SIGTERM)
+    (tmp_path / "impostor").mkdir()
+    impostor = TlsLab(tmp_path / "impostor")
+    impostor.port = lab.port
+    try:
+        impostor.start_controller()
+        impostor.wait_for("controller", "controller started")
+        jobs = fray_command(ada, "jobs")
+        assert jobs.returncode == 1
+        assert "is not the expected server" in jobs.stderr
+        elsewhere = ada | {"XDG_CONFIG_HOME": str(tmp_path / "elsewhere")}
+        login = fray_command(elsewhere, *printed[1].split(), stdin=added.stdout)
+        assert login.returncode == 1
+        assert "is not the expected server" in login.stderr
+        checked = fray_command(ada, "doctor").stdout
+        assert "failed   certificates " in checked
+        assert "is not the expected server" in checked
+        assert checked.endswith(": compare with `fray ca show` on the controller's machine\n")
+        assert "controller   cluster" not in checked
+    finally:
+        impostor.close()
 
 
 class Gate:

@@ -10,7 +10,7 @@ import sys
 from fray.api.cluster import Cluster, cluster_of
 from fray.cli.formatting import span_of, table
 from fray.cli.output import clock, note, say, say_json, width
-from fray.deploy.cluster_spec import parse_spec
+from fray.deploy.cluster_spec import parse_spec, spec_text
 from fray.deploy.login import login as make_key
 from fray.deploy.login import logout as remove_key
 from fray.deploy.remote import secure_address
@@ -90,14 +90,10 @@ async def add_user(cluster: Cluster, options: argparse.Namespace) -> int:
         say_json({"user": options.user, "role": options.role, "invitation": invitation})
     else:
         say([invitation])
-        note(f"send this invitation to {options.user}, who runs `fray login {cluster_spec(cluster)}` and pastes it")
+        # Without the fingerprint of the certificate authority, which is in the invitation.
+        command = f"fray login {spec_text(cluster.address)}"
+        note(f"send this invitation to {options.user}, who runs `{command}` and pastes it")
     return 0
-
-
-def cluster_spec(cluster: Cluster) -> str:
-    """Return the spec of a cluster for another machine, as far as this one knows it."""
-    kind, _, rest = cluster.address.partition(":")
-    return f"fray://{rest}" if kind == "tcp" else f"fray+unix://{rest}"
 
 
 async def list_users(cluster: Cluster, options: argparse.Namespace) -> int:
