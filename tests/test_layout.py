@@ -335,7 +335,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("gateway",),
         ("coordinator", "records", "rollout", "trainer_process"),
         ("rollout_worker", "run_output", "run_parts"),
-        ("trainer_gang",),
+        ("records.run_log", "trainer_gang"),
         ("controller",),
         ("run_job",),
         ("run",),

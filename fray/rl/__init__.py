@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from fray.rl.nexrl.validator import Validator
     from fray.rl.nexrl.weight_sync_controller import WeightSyncController
     from fray.rl.nexrl_types import Batch, ModelTag, NexRLRole, Trajectory
+    from fray.rl.records.run_log import RunResult
     from fray.rl.rollout.scores import Score, score
     from fray.rl.rollout_worker import (
         AgentRolloutWorker,
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
         PigLatinRolloutWorker,
         SimpleRolloutWorker,
     )
-    from fray.rl.run import Run, RunResult
+    from fray.rl.run import Run
     from fray.rl.train.lora import LoRA
     from fray.rl.train.settings import GRPO, Critic, KlPenalty, OffPolicyCorrection
     from fray.rl.trainer.base_trainer import BaseTrainer
@@ -110,7 +111,7 @@ _MODULES = {
     "RemoteApiGrpoTrainer": "trainer.remote_api",
     "RemoteApiTrainer": "trainer.remote_api",
     "Run": "run",
-    "RunResult": "run",
+    "RunResult": "records.run_log",
     "Score": "rollout.scores",
     "SelfHostedGrpoTrainer": "trainer.self_hosted",
     "SelfHostedTrainer": "trainer.self_hosted",

@@ -487,6 +487,7 @@ class RunController:
                 parts.model,
                 slots=parts.slots,
                 max_length=parts.max_length,
+                device=parts.server_device,
                 threads=parts.threads,
                 lora=None if parts.trainer is None else parts.trainer.lora,
             ),

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -28,33 +26,31 @@ from fray.rl.controller import RunController
 from fray.rl.core.failures import OnError
 from fray.rl.core.run_record import RunPlan, StalePolicy
 from fray.rl.core.tasks import TaskOrder
-from fray.rl.core.validation import PREFIX, ValidationPlan
+from fray.rl.core.validation import ValidationPlan
 from fray.rl.core.versions import SyncMode
 from fray.rl.data import Data, fingerprint_of, load_rows
 from fray.rl.inference.client import sampling_of
 from fray.rl.inference.http_settings import HttpPort
-from fray.rl.messages import RunStatus, ValidationResult
+from fray.rl.messages import RunStatus
 from fray.rl.model_spec import ModelSpec
-from fray.rl.nexrl.experiment_posts import ExperimentPost, FetchedPosts
-from fray.rl.nexrl_types import Trajectory
-from fray.rl.records.console_lines import is_validation, step_text, validation_text
-from fray.rl.records.run_files import METRICS_FILE, begin_output, read_rows, read_state
-from fray.rl.records.run_owner import OutputLock, add_line
-from fray.rl.records.trackers import TrackedRun, TrackerSet, check_trackers
+from fray.rl.nexrl.experiment_posts import ExperimentPost
+from fray.rl.records.console_lines import is_validation
+from fray.rl.records.run_files import begin_output, read_rows, read_state
+from fray.rl.records.run_log import LINE_PREFIX, RunResult, StepLog
+from fray.rl.records.run_owner import OutputLock
+from fray.rl.records.trackers import check_trackers
 from fray.rl.rollout.process import Episode, EpisodePlan
 from fray.rl.rollout_worker import BaseRolloutWorker, WorkerEpisode
 from fray.rl.run_job import acquire, digest, follow_living, submit, texts_of
 from fray.rl.run_output import check_shared, check_url, is_url, output_of
-from fray.rl.run_parts import RunParts
+from fray.rl.run_parts import DEVICES, RunParts, device_of
 from fray.rl.tokenizers import load_limits
 from fray.rl.train.batch_advantages import needed_keys
 from fray.rl.train.settings import GRPO
 from fray.rl.trainer.base_trainer import BaseTrainer
 from fray.rl.trainer_gang import check_ranks
-from fray.rl.trainer_process import TrainedStep
 from fray.rl.weights.published import WeightSync
 from fray.runtime.runtime import current_or_none
-from fray.runtime.serialization.pickling import loads
 from fray.tracebacks import single_errors
 
 E = TypeVar("E", bound=Enum)
@@ -65,22 +61,8 @@ SLOTS = 512
 """Completions that a server decodes at once."""
 STOP_S = 5.0
 """Seconds that the update under way, and its checkpoint, have after Ctrl-C; then processes have as long to end."""
-LINE_PREFIX = "fray.rl: "
 NOT_COMPARED = ("on_step", "on_validation", "on_post", "on_end", "progress", "env_vars", "parts")
 """Arguments of `Run` that may differ when a run is started again while it lives."""
-
-
-@define
-class RunResult:
-    """Result of a run."""
-
-    steps: list[dict[str, float]] = field(factory=list)
-    """Metrics of each update."""
-    validations: list[dict[str, float]] = field(factory=list)
-    """Metrics of each validation: ``step``, and means with the prefix ``val/``."""
-    trajectories: list[Trajectory] = field(factory=list)
-    """Trajectories of a run without a trainer."""
-    status: RunStatus | None = None
 
 
 @define(kw_only=True)
@@ -139,6 +121,8 @@ class Run:
         validation_sampling: replaces what episodes ask for in their requests while they validate. Default
             ``{"temperature": 0.0}``, the most probable tokens.
         threads: of torch in each server and in the trainer. Default: 1 for a `TinyLlama`, else as torch takes.
+        device: on which servers and trainer compute: ``"cpu"`` or ``"cuda"``, the first GPU that a process sees.
+            Default: ``"cuda"`` in processes that reserve GPUs, else ``"cpu"``. docs/rl.md has one GPU that they share.
         deterministic: whether a run in ``sync`` that is interrupted and continues has, bit for bit, the weights of one
             that is not: each completion is decoded alone, and torch has one thread. Slow. Default False.
         liveness_s: seconds without an answer after which a process (server, trainer, rollouts, data) is taken for
@@ -199,6 +183,7 @@ class Run:
     validation_samples_per_row: int | None = None
     validation_sampling: Mapping[str, Any] = field(factory=lambda: {"temperature": 0.0})
     threads: int | None = None
+    device: str | None = None
     deterministic: bool = False
     liveness_s: float = 60.0
     min_servers: int = 1
@@ -235,7 +220,7 @@ class Run:
                 if await follow_living(cluster, self.parts, lock, self._say):
                     return self._result_of_other()
                 result = RunResult()
-                log = _StepLog(result, self)
+                log = StepLog(result, self)
                 with log:
                     result.status = await _run_until_signal(await self._controller(cluster, log), log)
                 return result
@@ -288,7 +273,7 @@ class Run:
         with OutputLock(self.parts.output) as lock:
             await acquire(lock, self.parts, self._say)
             result = RunResult()
-            with _StepLog(result, self) as log:
+            with StepLog(result, self) as log:
                 result.status = await (await self._controller(cluster, log)).run()
             return result
 
@@ -300,7 +285,7 @@ class Run:
             check_resumable(checkpoint, self.parts.facts)
         return checkpoint is not None
 
-    async def _controller(self, cluster: Cluster, log: _StepLog) -> RunController:
+    async def _controller(self, cluster: Cluster, log: StepLog) -> RunController:
         """Return the controller, once the output has been checked."""
         parts, store = self.parts, self.parts.checkpoints
         if store is not None:
@@ -311,7 +296,7 @@ class Run:
         return RunController(cluster, self.parts, log)
 
 
-async def _run_until_signal(controller: RunController, log: _StepLog) -> RunStatus:
+async def _run_until_signal(controller: RunController, log: StepLog) -> RunStatus:
     """Run; at SIGINT or SIGTERM end after the update under way. Raises as `Run.main`."""
     if threading.current_thread() is not threading.main_thread():
         return await controller.run()
@@ -374,6 +359,8 @@ def _check_settings(run: Run) -> None:
         check_url(str(run.output), is_training=run.trainer is not None, weight_sync=run.weight_sync)
     if run.deterministic and (run.sync != "sync" or run.threads not in (None, 1)):
         raise InvalidRequest("invalid deterministic True: expected sync='sync' and threads=1 with it")
+    if run.device is not None:
+        _choice("device", run.device, DEVICES)
     if run.min_servers > run.inference_servers:
         text = f"expected 1 to inference_servers ({run.inference_servers})"
         raise InvalidRequest(f"invalid min_servers {run.min_servers!r}: {text}")
@@ -504,6 +491,9 @@ def _parts_of(run: Run) -> RunParts:
         )
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
+    devices = {device_of(run.resources.get(part), run.device) for part in ("trainer", "server")}
+    if run.deterministic and devices != {"cpu"}:
+        raise InvalidRequest("invalid deterministic True: on GPUs sums have no fixed order; expected device='cpu'")
     output, url, name = output_of(run.output, run.name)
     processes = run.rollout_processes or -(-run.rollout_workers // WORKERS_PER_PROCESS)
     workers = -(-run.rollout_workers // processes)
@@ -528,6 +518,7 @@ def _parts_of(run: Run) -> RunParts:
         max_length=run.max_length,
         # What a row of a matrix product is rounded to depends on the number of rows: of those that decode together.
         slots=1 if run.deterministic else SLOTS,
+        device=run.device,
         resources=dict(run.resources),
         output=output,
         url=url,
@@ -593,106 +584,3 @@ def _choice(name: str, value: str, known: Sequence[str]) -> None:
 def _member(kind: type[E], name: str, value: str) -> E:
     _choice(name, value, [one.value for one in kind])
     return kind(value)
-
-
-def tracked_run_of(parts: RunParts) -> TrackedRun:
-    """Return what trackers of experiments show of a run."""
-    settings = {} if parts.trainer is None else parts.trainer.as_dict()
-    return TrackedRun(parts.name, parts.output, {"model": str(parts.model), **settings})
-
-
-class _StepLog:
-    """Writes what a run reports: to its result, to files, to standard error and to the user's function."""
-
-    def __init__(self, result: RunResult, run: Run) -> None:
-        self._result, self._run, self._began = result, run, time.monotonic()
-        self._directory = run.parts.output
-        self._continued_after = -1
-        self._trackers = TrackerSet(run.trackers, tracked_run_of(run.parts), self.note)
-        if self._directory is not None:
-            self._directory.mkdir(parents=True, exist_ok=True)
-
-    def __enter__(self) -> _StepLog:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._trackers.finish()
-        if self._run.on_end is not None:
-            self._run.on_end()
-
-    def add_step(self, step: TrainedStep, status: RunStatus) -> None:
-        metrics = {
-            "step": float(step.number),
-            "line": float(step.line),
-            "elapsed_s": time.monotonic() - self._began,
-            **step.metrics,
-            **{f"dropped/{reason}": float(count) for reason, count in status.dropped.items()},
-            **{f"repeated/{reason}": float(count) for reason, count in status.repeated.items()},
-        }
-        self._result.steps.append(metrics)
-        self._write(METRICS_FILE, [metrics])
-        self._trackers.log(metrics, step.number)
-        self.note(step_text(step.number, metrics, self._run.parts.trainer, step.skipped))
-        if self._run.on_step is not None:
-            self._run.on_step(metrics)
-        self.add_posts(step.posts)
-
-    def add_validation(self, found: ValidationResult) -> None:
-        number, line = found.version.number, found.version.incarnation
-        elapsed = time.monotonic() - self._began
-        metrics = {"step": float(number), "line": float(line), "elapsed_s": elapsed, **found.metrics}
-        # A validation may be reported twice, or be done again by a run that continues.
-        if number in (self._continued_after, *(one["step"] for one in self._result.validations)):
-            self._remove(lambda one: one["step"] == number and is_validation(one))
-        self._result.validations.append(metrics)
-        self._write(METRICS_FILE, [metrics])
-        self._trackers.log({name: value for name, value in metrics.items() if name.startswith(PREFIX)}, int(number))
-        self.note(validation_text(number, metrics))
-        if self._run.on_validation is not None:
-            self._run.on_validation(metrics)
-
-    def add_posts(self, found: FetchedPosts) -> None:
-        """Give what workers and the trainer have posted to the trackers."""
-        if found.dropped:
-            self.note(f"{found.dropped} posts to trackers were dropped: they were more than can be kept")
-        step = int(self._result.steps[-1]["step"]) if self._result.steps else 0
-        for one in found.posts:
-            if self._run.on_post is not None:
-                self._run.on_post(one)
-            else:
-                self._trackers.post(one, step)
-
-    def rewind(self, number: int) -> None:
-        """Forget the updates after one from which a run continues."""
-        self._continued_after = number
-        self.note(f"continues after step {number}")
-        self._remove(lambda one: one["step"] > number)
-
-    def _remove(self, is_obsolete: Callable[[Mapping[str, float]], bool]) -> None:
-        """Remove metrics from the result and from the file."""
-        for found in (self._result.steps, self._result.validations):
-            found[:] = [one for one in found if not is_obsolete(one)]
-        path = None if self._directory is None else self._directory / METRICS_FILE
-        if path is not None and path.exists():
-            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            kept = [line for line in lines if not is_obsolete(json.loads(line))]
-            if len(kept) < len(lines):
-                path.write_text("".join(kept), encoding="utf-8")
-
-    def note(self, text: str) -> None:
-        """Print a line, if the run prints any, and write it for those who follow the run from elsewhere."""
-        line = f"{LINE_PREFIX}{text}"
-        if self._directory is not None:
-            add_line(self._directory, line)
-        if self._run.progress:
-            print(line, file=sys.stderr, flush=True)
-
-    def add_samples(self, groups: Sequence[Sequence[bytes]]) -> None:
-        found = [one for group in groups for content in group for one in loads(content)]
-        self._result.trajectories.extend(found)
-        self._write("rollouts.jsonl", found)
-
-    def _write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        if self._directory is not None:
-            with (self._directory / name).open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(row, default=str) + "\n" for row in rows)

@@ -9,7 +9,7 @@ from typing import Any
 from attrs import field, frozen
 
 from fray.model.monitoring.health import HealthCheck
-from fray.model.resources import ResourceConfig
+from fray.model.resources import GpuConfig, ResourceConfig
 from fray.model.specs import ActorConfig
 from fray.rl.checkpoint_store import CheckpointStore, DirectoryCheckpoints, StoredCheckpoints
 from fray.rl.core.run_record import RunPlan
@@ -23,6 +23,7 @@ from fray.rl.weights.published import WeightSync
 RESTARTS = 20
 """Restarts of each rollout process and of the trainer within `RESTART_PERIOD_S`, before the run fails."""
 RESTART_PERIOD_S = 600.0
+DEVICES = ("cpu", "cuda")
 START_PERIODS, START_LEAST_S = 10, 60.0
 """Time until the first answer of a process, in which a model may be loaded: in ``liveness_s``, and at least."""
 
@@ -37,6 +38,7 @@ class RunParts:
         model: of servers and trainer.
         trainer: settings of the trainer; None: samples are collected.
         trainer_ranks: processes of the trainer.
+        device: on which servers and trainer compute; None: as `device_of` says.
         unencrypted_ranks: whether they may be on several machines of a cluster with TLS.
         own_trainer: the user's trainer with these settings; None: that of Fray.
         episodes: how rollout processes run episodes.
@@ -92,6 +94,7 @@ class RunParts:
     settings: dict[str, str] = field(factory=dict)
     trainer_ranks: int = 1
     unencrypted_ranks: bool = False
+    device: str | None = None
 
     @property
     def health(self) -> HealthCheck:
@@ -113,6 +116,16 @@ class RunParts:
         )
 
     @property
+    def trainer_device(self) -> str:
+        """Device on which each rank of the trainer computes."""
+        return device_of(self.resources.get("trainer"), self.device)
+
+    @property
+    def server_device(self) -> str:
+        """Device on which each inference server computes."""
+        return device_of(self.resources.get("server"), self.device)
+
+    @property
     def checkpoints(self) -> CheckpointStore | None:
         """The checkpoints; None: there are none."""
         if self.url is not None:
@@ -124,3 +137,14 @@ class RunParts:
         """Directory of the files by which servers get weights; None: they get them otherwise."""
         is_used = self.weight_sync is WeightSync.DISK
         return self.output / "weights" if is_used and self.output is not None else None
+
+
+def device_of(reserved: ResourceConfig | None, chosen: str | None = None) -> str:
+    """Return the device on which a process computes: ``cuda`` is the first of the GPUs that it sees.
+
+    Args:
+        reserved: by the process; None: nothing.
+        chosen: by the user; None: ``cuda`` for a process that reserves GPUs, else ``cpu``.
+    """
+    has_gpus = reserved is not None and isinstance(reserved.device, GpuConfig)
+    return chosen or ("cuda" if has_gpus else "cpu")

@@ -86,6 +86,7 @@ class TrainerGang:
         parts = self._parts
         dumps = None if parts.output is None else parts.output / "failed_batch"
         needs: Any = (parts.model, self._settings, parts.threads, dumps, parts.own_trainer, parts.trainer_ranks)
+        needs += (parts.trainer_device,)
         return await self._scope.create_actor(
             TrainerRank if rank else TrainerProcess,
             *(needs if rank else (self._coordinator, *needs)),

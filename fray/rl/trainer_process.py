@@ -90,6 +90,7 @@ class TrainerRank:
         dump_directory: for a batch with which updates fail; None: a new directory for temporary files.
         own: the user's trainer, which takes the place of the one of the settings; None: there is none.
         ranks: processes of the trainer.
+        device: ``cpu`` or ``cuda``.
     """
 
     def __init__(
@@ -100,8 +101,9 @@ class TrainerRank:
         dump_directory: Path | None = None,
         own: BaseTrainer | None = None,
         ranks: int = 1,
+        device: str = "cpu",
     ) -> None:
-        self._ranks, self._is_connected = ranks, False
+        self._ranks, self._is_connected, self._device = ranks, False, device
         self._tracker, self._posts = ActivityTracker(), PostQueue()
         # The thresholds stay: garbage of an update may have tensors of the size of the model.
         with loading(thresholds=None):
@@ -126,8 +128,10 @@ class TrainerRank:
         ranks = Ranks() if self._ranks > 1 else None
 
         def policy(settings: GRPO) -> PolicyTrainer:
-            lm = load_model(model, settings.dtype)
-            return PolicyTrainer(lm, settings, ranks=ranks, dump_directory=dump_directory)
+            # In float32, whatever type the forward pass has: an update of a weight in bfloat16 is lost in its rounding.
+            return PolicyTrainer(
+                load_model(model, device=self._device), settings, ranks=ranks, dump_directory=dump_directory
+            )
 
         if own is None:
             return policy(settings)
@@ -176,7 +180,7 @@ class TrainerRank:
         if self._is_connected:
             raise RankLost(f"rank {index} of the trainer belongs to ranks that were replaced")
         self._is_connected = True
-        await self._in_thread(connect, meeting, index, self._ranks, host)
+        await self._in_thread(connect, meeting, index, self._ranks, host, self._device)
 
     async def resume(self, directory: Location | None) -> None:
         """Begin with the weights of the model, or continue from a checkpoint, as all ranks do."""

@@ -29,6 +29,7 @@ from fray.rl.records.run_files import read_status
 from fray.rl.records.run_requests import RunRequest, ask_run
 from fray.rl.records.steps import read_step
 from fray.rl.train.errors import EpisodesFailed, NonFiniteUpdatesError
+from fray.rl.weight_files import read_weights
 
 pytestmark = [
     pytest.mark.torch,
@@ -260,6 +261,20 @@ def test_servers_get_weights_over_http_from_the_next_trainer_too(tmp_path: Path)
     assert {name for segments in found for name, _ in segments} == {
         VersionName(int(number > 2), number) for number in range(6)
     }
+
+
+def test_a_run_in_bfloat16_keeps_weights_and_moments_in_float32(tmp_path: Path) -> None:
+    # Adam's steps of 1e-5 are below the rounding of these weights in bfloat16.
+    trainer = rl.GRPO(groups=4, group_size=4, lr=1e-5, steps=2, dtype="bfloat16")
+    trio.run(run(2, trainer=trainer, rollout=counts_up, output=tmp_path).main)
+    checkpoint = latest_checkpoint(tmp_path / "checkpoints")
+    assert checkpoint is not None
+    table, _ = read_weights(checkpoint.model)
+    assert {place.dtype for place in table.places.values()} == {"float32"}
+    again = list(replay(tmp_path, 2))
+    assert [step.metrics["loss"] for step in again] == pytest.approx(
+        [step.recorded["loss"] for step in again], abs=1e-4
+    )
 
 
 def test_servers_may_keep_the_weights_of_the_model(tmp_path: Path) -> None:

@@ -74,9 +74,10 @@ def processes_of(parts: Any) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [{"part": "coordinator", "count": 1, "does": "data, groups, versions"}]
     if parts.trainer is not None:
         share = "" if parts.trainer_ranks == 1 else ", a share of each batch"
-        does = f"updates {_model_text(parts.model)}{share}"
+        does = f"updates {_model_text(parts.model)}{share}{_device_text(parts.trainer_device)}"
         found.append({"part": "trainer", "count": parts.trainer_ranks, "does": does})
-    found.append({"part": "server", "count": parts.servers, "does": f"generates with {_model_text(parts.model)}"})
+    does = f"generates with {_model_text(parts.model)}{_device_text(parts.server_device)}"
+    found.append({"part": "server", "count": parts.servers, "does": does})
     workers = parts.episodes.workers
     found.append({"part": "rollout", "count": parts.processes, "does": f"{workers} episodes at once"})
     return [{**one, "reserves": _reserved_text(parts.resources.get(one["part"]))} for one in found]
@@ -84,6 +85,10 @@ def processes_of(parts: Any) -> list[dict[str, Any]]:
 
 def _model_text(model: object) -> str:
     return model if isinstance(model, str) else type(model).__name__
+
+
+def _device_text(device: str) -> str:
+    return "" if device == "cpu" else f" on {device}"
 
 
 def _reserved_text(wanted: ResourceConfig | None) -> str:

@@ -33,6 +33,7 @@ from fray.rl.recipe.run_recipe import source_env_file
 from fray.rl.recipe.sources import Source, read_settings
 from fray.rl.recipe.typed import expected_one_of, invalid
 from fray.rl.recipe.user_files import load_object
+from fray.rl.records.run_log import RunResult, tracked_run_of
 from fray.rl.records.trackers import TRACKERS, TrackerSet, check_trackers
 from fray.rl.rollout_worker import (
     AgentRolloutWorker,
@@ -43,7 +44,7 @@ from fray.rl.rollout_worker import (
     SimpleRolloutWorker,
     SingleTurnMathRolloutWorker,
 )
-from fray.rl.run import Run, RunResult, tracked_run_of
+from fray.rl.run import Run
 from fray.rl.run_parts import RunParts
 from fray.rl.trainer import (
     BaseTrainer,

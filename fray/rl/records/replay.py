@@ -25,7 +25,7 @@ class ReplayedStep:
 def replay(output: Path, number: int) -> Iterator[ReplayedStep]:
     """Do updates again up to ``number``, from the last checkpoint before it, or from the model.
 
-    Needs torch; nothing of the run is changed.
+    Needs torch; nothing of the run is changed. It computes on a GPU if the run did and there is one here.
 
     Args:
         output: directory of the run.
@@ -45,13 +45,13 @@ def replay(output: Path, number: int) -> Iterator[ReplayedStep]:
     for step in range(first, number + 1):
         read_step(output, step)
 
-    from fray.rl.tensors.language_model import hide_progress, load_model, set_threads
+    from fray.rl.tensors.language_model import hide_progress, load_model, set_threads, usable_device
     from fray.rl.tensors.policy_trainer import PolicyTrainer
 
     hide_progress()
     if settings.threads is not None:
         set_threads(settings.threads)
-    trainer = PolicyTrainer(load_model(settings.model, settings.trainer.dtype), settings.trainer)
+    trainer = PolicyTrainer(load_model(settings.model, device=usable_device(settings.device)), settings.trainer)
     if checkpoints:
         trainer.load(checkpoints[-1].model)
     recorded = {int(one["step"]): one for one in read_metrics(output)}

@@ -51,6 +51,8 @@ class RunSettings:
     threads: int | None
     own_trainer: str = ""
     """Name of the class of the user's own trainer."""
+    device: str = "cpu"
+    """Device on which it was trained."""
 
 
 class RecordedParts(Protocol):
@@ -66,6 +68,8 @@ class RecordedParts(Protocol):
     def trainer(self) -> GRPO | None: ...
     @property
     def threads(self) -> int | None: ...
+    @property
+    def trainer_device(self) -> str: ...
     @property
     def own_trainer(self) -> object: ...
     @property
@@ -106,7 +110,8 @@ class RunRecorder:
             # Of commands that were killed before they had an answer.
             shutil.rmtree(output / REQUESTS_DIRECTORY, ignore_errors=True)
             own = "" if parts.own_trainer is None else type(parts.own_trainer).__name__
-            settings = RunSettings(parts.name, parts.model, parts.trainer, parts.threads, own)
+            device = parts.trainer_device
+            settings = RunSettings(parts.name, parts.model, parts.trainer, parts.threads, own, device)
             write_file(output / SETTINGS_FILE, dumps(settings, "the settings of the run"))
             self._begin(output)
         return self

@@ -45,7 +45,7 @@ def write(model: Weights, buffer: Any, table: WeightTable | None = None) -> None
     if not target.flags.writeable:
         raise ValueError("the buffer to write weights into is read-only")
     for name, tensor in _tensors_of(model):
-        _part(target, table.places[name])[...] = _as_bytes(tensor.cpu().contiguous())
+        _part(target, table.places[name])[...] = _as_bytes(_on_host(tensor))
 
 
 def write_file(model: Weights, path: Path) -> WeightTable:
@@ -80,6 +80,13 @@ def load(model: Weights, table: WeightTable, buffer: Any) -> None:
     with torch.no_grad():
         for name, tensor in _tensors_of(model):
             _copy(tensor, source, table.places[name])
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    if tensor.device.type != "cuda":
+        return tensor.cpu().contiguous()
+    # From memory that is not pinned, the driver copies twice.
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
 
 
 def _copy(tensor: Tensor, source: np.ndarray[Any, Any], place: WeightPlace) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -114,12 +115,18 @@ def load_model(spec: ModelSpec, dtype: str = "float32", device: str = "cpu") -> 
         device: as torch has it: ``cpu``, ``cuda``, ``cuda:1``.
 
     Raises:
-        ValueError: unknown dtype, or the tokenizer has no end token.
+        ValueError: unknown dtype, the device is not there, or the tokenizer has no end token.
         OSError: there is no such model; the message is that of transformers.
     """
     dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
     if dtype not in dtypes:
         raise ValueError(f"dtype={dtype!r}: expected one of {', '.join(dtypes)}")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
+        raise ValueError(
+            f"device={device!r}: torch {torch.__version__} finds no GPU in this process (CUDA_VISIBLE_DEVICES is "
+            f"{visible!r}); expected resources that reserve one, a build of torch with CUDA, or device='cpu'"
+        )
     tokenizer: PaddingTokenizer
     if isinstance(spec, TinyLlama):
         with _LOADING:
@@ -144,6 +151,11 @@ def pretrained_backbone(place: str | Path, dtype: torch.dtype) -> Any:
     """Return a model without the layer that makes logits. Raises OSError, as transformers has it."""
     with _LOADING:
         return transformers.AutoModel.from_pretrained(place, dtype=dtype)
+
+
+def usable_device(wanted: str) -> str:
+    """Return the device that is wanted, or ``cpu`` where there is no GPU."""
+    return wanted if torch.cuda.is_available() else "cpu"
 
 
 def set_threads(count: int) -> None:

@@ -113,7 +113,12 @@ class Meeting:
             self.address = f"{host}:{self.store.port}"
 
 
-def connect(meeting: Meeting | str, index: int, size: int, host: str) -> None:
+def backend_of(device: str) -> str:
+    """Return the backend of `torch.distributed` for tensors of a device; Python objects go by gloo."""
+    return "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
+
+
+def connect(meeting: Meeting | str, index: int, size: int, host: str, device: str = "cpu") -> None:
     """Make this process one of the ranks; it returns when all are connected.
 
     Args:
@@ -121,6 +126,7 @@ def connect(meeting: Meeting | str, index: int, size: int, host: str) -> None:
         index: of this rank.
         size: number of ranks.
         host: of this machine, as the other ranks reach it.
+        device: on which each rank computes; of ``cuda``, each has a GPU of its own.
 
     Raises:
         RankLost: they are not connected within `LIMIT`, or one has ended.
@@ -128,8 +134,12 @@ def connect(meeting: Meeting | str, index: int, size: int, host: str) -> None:
     if (interface := _interface_of("127.0.0.1" if _is_file(meeting) else host)) is not None:
         # Else gloo takes the address to which the name of the machine resolves, which may be any.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        if not _is_file(meeting):
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     with _exchange():
-        dist.init_process_group("gloo", store=_store_of(meeting, size), rank=index, world_size=size, timeout=LIMIT)
+        dist.init_process_group(
+            backend_of(device), store=_store_of(meeting, size), rank=index, world_size=size, timeout=LIMIT
+        )
 
 
 def _is_file(meeting: Meeting | str) -> bool:

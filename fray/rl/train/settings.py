@@ -153,7 +153,8 @@ class GRPO:
         minibatches: optimizer steps in an update, each with a part of the samples, drawn at random.
         micro_batch: sequences in one forward pass; None: all of a minibatch. It changes memory, not results.
         micro_batch_tokens: padded tokens in one forward pass, an upper limit beside ``micro_batch``; None: no limit.
-        dtype: of the forward pass, one of `DTYPES`; weights, gradients and optimizer keep the type of the model.
+        dtype: of the forward pass, one of `DTYPES`; weights, gradients and optimizer keep the type of the model,
+            which is ``float32`` in a run.
         gradient_checkpointing: compute activations again in the backward pass, for less memory.
         lora: adapter that is trained instead of the model's weights, or its rank; None: all weights are trained.
         seed: of the order of minibatches.

@@ -1,0 +1,153 @@
+"""Log of a run: its result, files, console, trackers and the functions of its user."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from attrs import define, field
+
+from fray.rl.core.validation import PREFIX
+from fray.rl.messages import RunStatus, ValidationResult
+from fray.rl.nexrl.experiment_posts import ExperimentPost, FetchedPosts
+from fray.rl.nexrl_types import Trajectory
+from fray.rl.records.console_lines import is_validation, step_text, validation_text
+from fray.rl.records.run_files import METRICS_FILE
+from fray.rl.records.run_owner import add_line
+from fray.rl.records.trackers import TrackedRun, TrackerSet
+from fray.rl.run_parts import RunParts
+from fray.rl.trainer_process import TrainedStep
+from fray.runtime.serialization.pickling import loads
+
+LINE_PREFIX = "fray.rl: "
+
+
+@define
+class RunResult:
+    """Result of a run."""
+
+    steps: list[dict[str, float]] = field(factory=list)
+    """Metrics of each update."""
+    validations: list[dict[str, float]] = field(factory=list)
+    """Metrics of each validation: ``step``, and means with the prefix ``val/``."""
+    trajectories: list[Trajectory] = field(factory=list)
+    """Trajectories of a run without a trainer."""
+    status: RunStatus | None = None
+
+
+class LoggedRun(Protocol):
+    """Part of `fray.rl.Run` that its log needs."""
+
+    parts: RunParts
+    trackers: Sequence[str]
+    progress: bool
+    on_step: Callable[[dict[str, float]], object] | None
+    on_validation: Callable[[dict[str, float]], object] | None
+    on_post: Callable[[ExperimentPost], object] | None
+    on_end: Callable[[], object] | None
+
+
+def tracked_run_of(parts: RunParts) -> TrackedRun:
+    """Return what trackers of experiments show of a run."""
+    settings = {} if parts.trainer is None else parts.trainer.as_dict()
+    return TrackedRun(parts.name, parts.output, {"model": str(parts.model), **settings})
+
+
+class StepLog:
+    """Writes what a run reports: to its result, to files, to standard error and to the user's function."""
+
+    def __init__(self, result: RunResult, run: LoggedRun) -> None:
+        self._result, self._run, self._began = result, run, time.monotonic()
+        self._directory = run.parts.output
+        self._continued_after = -1
+        self._trackers = TrackerSet(run.trackers, tracked_run_of(run.parts), self.note)
+        if self._directory is not None:
+            self._directory.mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> StepLog:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._trackers.finish()
+        if self._run.on_end is not None:
+            self._run.on_end()
+
+    def add_step(self, step: TrainedStep, status: RunStatus) -> None:
+        metrics = {
+            "step": float(step.number),
+            "line": float(step.line),
+            "elapsed_s": time.monotonic() - self._began,
+            **step.metrics,
+            **{f"dropped/{reason}": float(count) for reason, count in status.dropped.items()},
+            **{f"repeated/{reason}": float(count) for reason, count in status.repeated.items()},
+        }
+        self._result.steps.append(metrics)
+        self._write(METRICS_FILE, [metrics])
+        self._trackers.log(metrics, step.number)
+        self.note(step_text(step.number, metrics, self._run.parts.trainer, step.skipped))
+        if self._run.on_step is not None:
+            self._run.on_step(metrics)
+        self.add_posts(step.posts)
+
+    def add_validation(self, found: ValidationResult) -> None:
+        number, line = found.version.number, found.version.incarnation
+        elapsed = time.monotonic() - self._began
+        metrics = {"step": float(number), "line": float(line), "elapsed_s": elapsed, **found.metrics}
+        # A validation may be reported twice, or be done again by a run that continues.
+        if number in (self._continued_after, *(one["step"] for one in self._result.validations)):
+            self._remove(lambda one: one["step"] == number and is_validation(one))
+        self._result.validations.append(metrics)
+        self._write(METRICS_FILE, [metrics])
+        self._trackers.log({name: value for name, value in metrics.items() if name.startswith(PREFIX)}, int(number))
+        self.note(validation_text(number, metrics))
+        if self._run.on_validation is not None:
+            self._run.on_validation(metrics)
+
+    def add_posts(self, found: FetchedPosts) -> None:
+        """Give what workers and the trainer have posted to the trackers."""
+        if found.dropped:
+            self.note(f"{found.dropped} posts to trackers were dropped: they were more than can be kept")
+        step = int(self._result.steps[-1]["step"]) if self._result.steps else 0
+        for one in found.posts:
+            if self._run.on_post is not None:
+                self._run.on_post(one)
+            else:
+                self._trackers.post(one, step)
+
+    def rewind(self, number: int) -> None:
+        """Forget the updates after one from which a run continues."""
+        self._continued_after = number
+        self.note(f"continues after step {number}")
+        self._remove(lambda one: one["step"] > number)
+
+    def _remove(self, is_obsolete: Callable[[Mapping[str, float]], bool]) -> None:
+        """Remove metrics from the result and from the file."""
+        for found in (self._result.steps, self._result.validations):
+            found[:] = [one for one in found if not is_obsolete(one)]
+        path = None if self._directory is None else self._directory / METRICS_FILE
+        if path is not None and path.exists():
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            kept = [line for line in lines if not is_obsolete(json.loads(line))]
+            if len(kept) < len(lines):
+                path.write_text("".join(kept), encoding="utf-8")
+
+    def note(self, text: str) -> None:
+        """Print a line, if the run prints any, and write it for those who follow the run from elsewhere."""
+        line = f"{LINE_PREFIX}{text}"
+        if self._directory is not None:
+            add_line(self._directory, line)
+        if self._run.progress:
+            print(line, file=sys.stderr, flush=True)
+
+    def add_samples(self, groups: Sequence[Sequence[bytes]]) -> None:
+        found = [one for group in groups for content in group for one in loads(content)]
+        self._result.trajectories.extend(found)
+        self._write("rollouts.jsonl", found)
+
+    def _write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        if self._directory is not None:
+            with (self._directory / name).open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(row, default=str) + "\n" for row in rows)
