@@ -149,21 +149,29 @@ def _reads_whole_requests(app: App) -> App:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
-        is_complete = False
+        complete = trio.Event()
 
         async def receive_part() -> Any:
-            nonlocal is_complete
             message = await receive()
-            is_complete = is_complete or not message.get("more_body", False)
+            if not message.get("more_body", False):
+                complete.set()
             return message
 
+        async def read_rest(scope: trio.CancelScope) -> None:
+            unread = 0
+            while unread <= UNREAD_LIMIT_BYTES:
+                unread += len((await receive_part()).get("body", b""))
+            scope.cancel()
+
         async def send_when_complete(message: Any) -> None:
-            if message["type"] == "http.response.start" and not is_complete:
-                unread = 0
+            if message["type"] == "http.response.start" and not complete.is_set():
                 with trio.move_on_after(UNREAD_S):
-                    while not is_complete and unread <= UNREAD_LIMIT_BYTES:
-                        unread += len((await receive_part()).get("body", b""))
-                if not is_complete:
+                    async with trio.open_nursery() as nursery:
+                        # The end may come to another task of the app: a streamed answer waits for a disconnect.
+                        nursery.start_soon(read_rest, nursery.cancel_scope)
+                        await complete.wait()
+                        nursery.cancel_scope.cancel()
+                if not complete.is_set():
                     message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
             await send(message)
 

@@ -115,6 +115,17 @@ async def test_what_is_not_read_has_limits_and_then_the_client_learns_that_its_c
     assert received.endswith(b"hello")
 
 
+async def test_a_streamed_answer_does_not_wait_for_the_body_of_a_request_that_has_none(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "UNREAD_S", float("inf"))
+    address = await nursery.start(serve_http, Pages().app)
+    stream = await trio.open_tcp_stream(address.host, address.port)
+    await stream.send_all(b"GET /endless HTTP/1.1\r\nHost: here\r\n\r\n")
+    assert await stream.receive_some()
+    await stream.aclose()
+
+
 async def test_an_address_in_use_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
