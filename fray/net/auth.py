@@ -96,6 +96,8 @@ class Rejection(Enum):
     """Reason why a listener rejects a dialer; the value is the HTTP status."""
 
     KEY = 401
+    ACCOUNT = 403
+    """The dialer runs under another account of the machine."""
     ADDRESS = 421
     """The proof is valid, but was made for another address (HTTP: misdirected request)."""
 
@@ -165,6 +167,9 @@ class KeyRegister:
     def on_outcome(self, key_id: str, remote: str, key: str | None) -> None:
         """Take the key that a dialer at ``remote`` has proven; None: it has proven none and was refused."""
 
+    def on_account_refused(self, remote: str, uid: int) -> None:
+        """Take that a dialer at a Unix socket was refused, before any proof, for its account."""
+
 
 @define
 class Challenge:
@@ -222,6 +227,11 @@ class Authenticator:
             nonce: that both sides have from its TLS handshake. Default: a random number, which has to be sent.
         """
         return Challenge(nonce or make_nonce(self.rng), self.authorize, names, binding, remote)
+
+    def on_account_refused(self, remote: str, uid: int) -> None:
+        """Report a dialer that gets no challenge, see `KeyRegister.on_account_refused`."""
+        if isinstance(self.authorize, KeyRegister):
+            self.authorize.on_account_refused(remote, uid)
 
 
 # As HTTP headers -----------------------------------------------------------------------------------------------------

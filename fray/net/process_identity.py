@@ -54,11 +54,18 @@ def process_mark(pid: int | None = None) -> ProcessMark:
 
 def peer_pid(sock: socket.socket) -> int:
     """Return the pid at the other end of a Unix socket; 0 for other sockets and for pids of other namespaces."""
-    if sock.family != socket.AF_UNIX:
-        return 0
-    # Recorded by the kernel when the connection was made, so the peer cannot choose it.
-    pid: int = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-    return pid
+    return _peer_credentials(sock)[0] if sock.family == socket.AF_UNIX else 0
+
+
+def peer_uid(sock: socket.socket) -> int:
+    """Return the effective uid at the other end of a Unix socket, in the user namespace of this process."""
+    return _peer_credentials(sock)[1]
+
+
+def _peer_credentials(sock: socket.socket) -> tuple[int, int]:
+    # Recorded by the kernel when the connection was made, so the peer cannot choose them.
+    pid, uid, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
 
 
 def process_behind(sock: socket.socket) -> ProcessMark | None:

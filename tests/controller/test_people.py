@@ -381,6 +381,7 @@ async def test_dialers_that_are_refused_are_in_the_audit_log(autojump_clock: Any
             for _ in range(3):
                 with pytest.raises(Unauthorized):
                     await cluster.client(host=host, credential=credential)
+        cluster.controller.gateway.keys.on_account_refused("unix:pid=12", 1001)
         found = (await admin.ask(ReadAudit())).records
         assert [(one.remote, one.key, one.target, one.outcome) for one in found if one.action == "connect"] == [
             ("memory:tool", "cluster", "", "refused: wrong proof"),
@@ -391,6 +392,7 @@ async def test_dialers_that_are_refused_are_in_the_audit_log(autojump_clock: Any
             ("memory:five", "attempt:work-1:0:0", "", "refused: the attempt has ended, or is unknown"),
             ("memory:six", "machine:gpu:0:n9", "", "refused: wrong proof"),
             ("memory:seven", "", "", "refused: no key"),
+            ("unix:pid=12", "", "", "refused: uid 1001 is another account of this machine"),
         ]
 
 

@@ -1,17 +1,24 @@
-"""Files of Unix sockets: private, replaced when stale, and at any path."""
+"""Unix sockets: their files are private, replaced when stale, and at any path; other accounts are refused."""
 
 from __future__ import annotations
 
 import os
 import socket
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import trio
 
-from fray.errors import InvalidRequest, Refused
-from fray.net.transports import sockets
+from fray.errors import InvalidRequest, Refused, Unreachable
+from fray.net.auth import KeyRegister
+from fray.net.channel.dialer import is_final
+from fray.net.transport import Transport
+from fray.net.transports import sockets, websocket
 from fray.net.transports.websocket import WebSocketNetwork
-from fray.testing.conformance import CREDENTIAL
+from fray.testing.conformance import CREDENTIAL, authorize
 
 
 async def test_a_stale_socket_file_is_replaced_and_a_living_one_is_not(tmp_path: Path) -> None:
@@ -112,3 +119,84 @@ def test_a_file_name_that_is_too_long_is_an_error() -> None:
     sockets.parse("unix:/" + "x" * 80)
     with pytest.raises(InvalidRequest, match="at most 80 bytes"):
         sockets.parse("unix:/" + "x" * 81)
+
+
+class Keys(KeyRegister):
+    """The key of the conformance suite, and the accounts that were refused."""
+
+    def __init__(self) -> None:
+        self.refused: list[tuple[str, int]] = []
+
+    def __call__(self, key_id: str) -> str | None:
+        return authorize(key_id)
+
+    def on_account_refused(self, remote: str, uid: int) -> None:
+        self.refused.append((remote, uid))
+
+    def on_outcome(self, key_id: str, remote: str, key: str | None) -> None:
+        assert key == CREDENTIAL.key
+
+
+@asynccontextmanager
+async def listening(directory: Path, keys: KeyRegister) -> AsyncIterator[str]:
+    """A listener at a socket that all accounts may open."""
+
+    async def handler(transport: Transport) -> None:
+        await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(WebSocketNetwork().listen, f"unix:{directory}/socket", keys, handler)
+        (directory / "socket").chmod(0o666)
+        with trio.fail_after(20):
+            yield address
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_unix_socket_admits_its_own_account_and_root_whatever_its_mode_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "fray.net")
+    keys, network = Keys(), WebSocketNetwork()
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    async with listening(tmp_path, keys) as address:
+        for uid in (1000, 0):
+            monkeypatch.setattr(websocket, "peer_uid", lambda sock, uid=uid: uid)
+            (await network.dial(address, CREDENTIAL, timeout_s=5)).abort()
+        assert keys.refused == []
+        monkeypatch.setattr(websocket, "peer_uid", lambda sock: 1001)
+        with pytest.raises(Unreachable, match="it belongs to another account, and admits that one and root") as caught:
+            await network.dial(address, CREDENTIAL, timeout_s=5)
+        # Other addresses of the peer are tried, as after a refusal by the mode of the file.
+        assert not is_final(caught.value)
+    assert keys.refused == [(f"unix:pid={os.getpid()}", 1001)]
+    assert "it runs under uid 1001, and this socket admits 1000 and root alone" in caplog.text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the account of a process")
+async def test_a_process_of_another_account_gets_no_challenge_from_a_unix_socket() -> None:
+    keys, uid = Keys(), 312_345_678
+    # Not below the directory of pytest, which is closed to other accounts.
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        os.chmod(name, 0o755)
+        async with listening(directory, keys) as address:
+            read, write = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    os.setresuid(uid, uid, uid)
+                    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+                        sock.connect(address.removeprefix("unix:"))
+                        while data := sock.recv(4096):
+                            os.write(write, data)
+                except OSError as error:
+                    os.write(write, repr(error).encode())
+                finally:
+                    os._exit(0)
+            os.close(write)
+            async with trio.lowlevel.FdStream(read) as stream:
+                answer = b"".join([data async for data in stream])
+            os.waitpid(pid, 0)  # noqa: ASYNC222 - it has closed its end of the pipe
+    assert answer.startswith(b"HTTP/1.1 403 Forbidden\r\n")
+    assert b"nonce" not in answer
+    assert keys.refused == [(f"unix:pid={pid}", uid)]

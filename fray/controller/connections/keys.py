@@ -52,6 +52,10 @@ class ConnectionKeys(KeyRegister):
                 self._proven = {origin: token for origin, token in self._proven.items() if origin in living}
             self._proven[remote] = key
 
+    def on_account_refused(self, remote: str, uid: int) -> None:
+        """Record a dialer that was refused for its account."""
+        self._record_refusal("", remote, f"uid {uid} is another account of this machine")
+
     def has_previous_token(self, remote: str) -> bool:
         """Return whether the connection from ``remote`` was opened with a token that is not the present one."""
         return self._proven.get(remote, self._tokens.accepted[0]) != self._tokens.accepted[0]
@@ -60,10 +64,10 @@ class ConnectionKeys(KeyRegister):
         """Return whether the connection from ``remote`` was opened with one of these tokens."""
         return self._proven.get(remote) in tokens
 
-    def _record_refusal(self, key_id: str, remote: str) -> None:
+    def _record_refusal(self, key_id: str, remote: str, why: str = "") -> None:
         now = self._context.inbox.current_time()
         is_known = self(key_id) is not None
-        why = "wrong proof" if is_known else self._unknown_text(key_id, now)
+        why = why or ("wrong proof" if is_known else self._unknown_text(key_id, now))
         owner = self._context.people.owner_of(key_id)
         record = AuditRecord(
             at=now,

@@ -81,10 +81,15 @@ async def server_handshake(sock: socket.socket, challenge: auth.Challenge) -> tu
     response = challenge.authenticate(request)
     # Answered and not just closed, so that the dialer reports a wrong token and not a lost connection.
     if isinstance(response, auth.Rejection):
-        await _send(sock, http_upgrade.write_refusal(response.value))
+        await refuse(sock, response)
         return None
     await _send(sock, http_upgrade.write_response(key, {http_upgrade.PROOF: auth.write_response(response)}))
     return request.key_id, surplus
+
+
+async def refuse(sock: socket.socket, rejection: auth.Rejection) -> None:
+    """Send a dialer the reason why it is rejected. Raises OSError."""
+    await _send(sock, http_upgrade.write_refusal(rejection.value))
 
 
 # Challenges ----------------------------------------------------------------------------------------------------------

@@ -19,12 +19,19 @@ CHALLENGE = "WWW-Authenticate"
 """Name of the header with the listener's challenge."""
 BODIES = {
     401: "authentication required: set FRAY_TOKEN or pass token=\n",
+    403: "this socket admits its own account and root alone\n",
     421: "reached at an address that is not known here: start this listener with --advertise HOST:PORT\n",
     426: "this listener requires TLS: write its address with the fingerprint of its certificate authority\n",
 }
 BLANK_LINE = b"\r\n\r\n"
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-_REASONS = {101: "Switching Protocols", 401: "Unauthorized", 421: "Misdirected Request", 426: "Upgrade Required"}
+_REASONS = {
+    101: "Switching Protocols",
+    401: "Unauthorized",
+    403: "Forbidden",
+    421: "Misdirected Request",
+    426: "Upgrade Required",
+}
 
 
 class HandshakeLost(Exception):

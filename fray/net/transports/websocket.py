@@ -19,7 +19,7 @@ from fray.errors import FrayError, InvalidRequest, ProtocolMismatch, Unauthorize
 from fray.net import auth
 from fray.net.auth import Authorize
 from fray.net.limited_log import LimitedLog
-from fray.net.process_identity import process_behind
+from fray.net.process_identity import peer_uid, process_behind
 from fray.net.tls.explain import explain_dial, explain_serve
 from fray.net.transport import Credential, PeerIdentity, Transport
 from fray.net.transports import handshake, sockets
@@ -142,6 +142,7 @@ class WebSocketNetwork:
         upgraded = None
         try:
             with listener.handshaking(remote):
+                await listener.check_account(sock, remote)
                 await wait_greeting(sock)
                 if listener.tls is not None:
                     sock = await listener.tls.accept(sock)
@@ -217,6 +218,20 @@ class Listener:
         nonce = session_challenge(sock) if isinstance(sock, TlsSocket) else ""
         return self._authenticator.challenge(names, binding_of(sock), remote, nonce=nonce)
 
+    async def check_account(self, sock: socket.socket, remote: str) -> None:
+        """Refuse a dialer of another account of this machine at a Unix socket.
+
+        Its mode keeps them out already, but can be changed. Root can open every key and every process.
+
+        Raises:
+            Unauthorized: it was refused, and has been sent the reason.
+        """
+        if not self._file_name or (uid := peer_uid(sock)) in (0, os.geteuid()):
+            return
+        self._authenticator.on_account_refused(remote, uid)
+        await handshake.refuse(sock, auth.Rejection.ACCOUNT)
+        raise Unauthorized(f"it runs under uid {uid}, and this socket admits {os.geteuid()} and root alone")
+
     async def run(self, address: Address, task_status: trio.TaskStatus[str]) -> None:
         with sockets.listening(address) as (listener, bound):
             self._file_name = sockets.file_name(os.stat(address.path)) if address.path else ""
@@ -274,6 +289,12 @@ def explain(error: BaseException, address: str) -> FrayError:
         return explain(error.exceptions[0], address)
     if isinstance(error, FrayError):
         return error
+    if isinstance(error, UpgradeRejected) and error.status == 403 and address.startswith("unix:"):
+        # As for a socket whose mode does not admit this account: another address of the peer may.
+        return Unreachable(
+            f"{address} cannot be reached: it belongs to another account, and admits that one and root alone",
+            address=address,
+        )
     if isinstance(error, UpgradeRejected) and error.status in (401, 403):
         return Unauthorized(
             f"{address} does not accept the key: check the token, which may have been replaced, or the key, which may "
