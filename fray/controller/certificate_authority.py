@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import trio
@@ -228,11 +228,13 @@ class CertificateAuthority:
         read: returns the authority as it is on disk, created if missing; called with the present one, None at first.
         clock: seconds since the epoch, of the wall.
         on_change: called when the fingerprints have changed, and at the start.
+        on_replaced: called with the fingerprints before and after a change.
     """
 
     read: Callable[[Authority | None], Authority] = field(repr=False)
     clock: Callable[[], float] = time.time
     on_change: Callable[[tuple[str, ...]], None] = lambda pins: None
+    on_replaced: Callable[[Sequence[str], Sequence[str]], None] = lambda before, after: None
     server: TlsServer = field(factory=TlsServer)
     """Certificates that the listeners of the controller show."""
     authority: Authority = field(init=False, repr=False)
@@ -267,11 +269,12 @@ class CertificateAuthority:
         changed = found != self.authority
         if changed:
             _log.warning("the certificate authority was replaced", extra={"fingerprints": list(found.pins)})
-            self.authority = found
+            before, self.authority = self.pins, found
         if changed or self.clock() >= self._renew_s:
             self._issue()
         if changed:
             self.on_change(self.pins)
+            self.on_replaced(before, self.pins)
 
     def _issue(self) -> None:
         own = certificates.issue_controller(self.authority.current, self.clock())

@@ -110,6 +110,8 @@ async def run_controller(
         async with trio.open_nursery() as nursery:
             tokens = AcceptedTokens(lambda: (token,)) if isinstance(token, str) else token
             gateway = Gateway(context, tokens, nursery, rng)
+            if authority is not None:
+                authority.on_replaced = gateway.on_authority_replaced
             started = ControllerStarted(
                 epoch=context.epoch,
                 declared=tuple(declared),

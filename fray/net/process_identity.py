@@ -68,6 +68,16 @@ def _peer_credentials(sock: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
+def account_name() -> str:
+    """Return the name of the account of this process; its uid if it has none."""
+    import pwd  # a job's process does not need it
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
 def process_behind(sock: socket.socket) -> ProcessMark | None:
     """Return the mark of the process that opened this connection; None if it is not known, or is this process."""
     pid = peer_pid(sock)

@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 import trio
 
+from fray.controller import certificate_authority
+from fray.controller.accepted_tokens import CHECK_S, AcceptedTokens, rotate_token
 from fray.controller.audit_log import FILES, STRANGERS_PER_MINUTE, AuditLog
+from fray.controller.certificate_authority import CertificateAuthority
 from fray.controller.store import Store
 from fray.errors import InvalidRequest, NoSuchJob, Unauthorized
 from fray.model.access.user_keys import InvitationText, derive_verifier, read_invitation
 from fray.model.messages.client import CreateReservation, ListJobs, Role, Terminate, WatchJobs
-from fray.model.messages.maintenance import CordonNodes
+from fray.model.messages.machine_groups import ScaleGroup
+from fray.model.messages.maintenance import CordonNodes, UncordonNodes
 from fray.model.messages.people import (
     AddUser,
     AuditRecord,
@@ -27,11 +31,16 @@ from fray.model.messages.people import (
     RevokeKeys,
     ShareNamespace,
 )
+from fray.model.policy.machine_groups import GroupConfig
+from fray.model.policy.policy import Policy
 from fray.model.reservations import ReservationSpec
 from fray.model.resources import Demand
 from fray.model.specs import DesiredAttempt
+from fray.net.cluster_token import read_token_file
+from fray.net.process_identity import account_name
 from fray.net.transport import Credential
-from tests.support.controller import Client, Stage, spec, stage
+from fray.scheduler.effects import PolicyChanged
+from tests.support.controller import TOKEN, Client, Stage, spec, stage
 
 
 async def admin_of(cluster: Stage) -> Client:
@@ -310,6 +319,56 @@ async def test_the_audit_log_says_who_did_what_with_what_outcome(tmp_path: Path)
     assert "\x1b" not in text
     assert (tmp_path / "store" / "audit.jsonl").stat().st_mode & 0o777 == 0o600
     assert [json.loads(line)["action"] for line in text.splitlines()][:2] == ["AddUser", "KeyGrant"]
+
+
+async def test_the_audit_log_has_maintenance_by_users_and_changes_on_the_controllers_machine(
+    tmp_path: Path, autojump_clock: Any
+) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    first = certificate_authority.create(tmp_path, 0.0).pins[0]
+    authority = CertificateAuthority(lambda _: certificate_authority.load(tmp_path, 0.0), clock=lambda: 0.0)
+    tokens = AcceptedTokens(lambda: read_token_file(str(tmp_path / "token"))[0])
+    policy = Policy(groups=(GroupConfig(name="gpus", provider="process", max=0),))
+    async with stage(token=tokens, authority=authority, policy=policy) as cluster:
+        admin = await admin_of(cluster)
+        olga = await cluster.client(credential=await cluster.person("olga", "operator", admin), role=Role.TOOL)
+        ada = await cluster.person("ada", "user", admin)
+        await cluster.node()
+        await olga.ask(CordonNodes(nodes=("n1",), reason="new disk"))
+        await olga.ask(UncordonNodes(nodes=("n1",)))
+        await olga.ask(CordonNodes(nodes=("n1",), reason="new board", drain=True))
+        await olga.ask(ScaleGroup(group="gpus", max=3))
+        with pytest.raises(Unauthorized):
+            await olga.ask(RevokeKeys(user="ada"))
+        await admin.ask(RevokeKeys(keys=(ada.key_id,)))
+        await admin.ask(RevokeKeys(user="ada"))
+        cluster.controller.loop.post(PolicyChanged(policy=policy))
+        rotate_token(tmp_path / "token", cluster.rng)
+        second = certificate_authority.rotate(tmp_path, 1.0).pins[0]
+        await trio.sleep(2 * CHECK_S)
+        certificate_authority.forget_previous(tmp_path)
+        await trio.sleep(2 * CHECK_S)
+        records = (await admin.ask(ReadAudit())).records
+    here = (account_name(), "local")
+    seen = [(one.user, one.role, one.action, one.target, one.outcome.partition(":")[0]) for one in records]
+    # The token and the authority are looked at by two tasks, so the order of these lines is not fixed.
+    assert sorted(seen[-4:-1]) == [
+        (*here, "ca", f"replaced by {second}; the previous one is accepted, too", "done"),
+        (*here, "policy", "reloaded on SIGHUP", "done"),
+        (*here, "token", "replaced; the previous one is accepted, too", "done"),
+    ]
+    assert seen[-1] == (*here, "ca", "the previous one is accepted no longer", "done")
+    assert first != second
+    assert [line for line in seen[:-4] if line[2] not in ("AddUser", "KeyGrant")] == [
+        ("olga", "operator", "CordonNodes", "n1: new disk", "done"),
+        ("olga", "operator", "UncordonNodes", "n1", "done"),
+        ("olga", "operator", "CordonNodes", "n1 (drain): new board", "done"),
+        ("olga", "operator", "ScaleGroup", "gpus: min=None max=3", "done"),
+        ("olga", "operator", "RevokeKeys", "user=ada", "refused"),
+        ("root", "admin", "RevokeKeys", ada.key_id, "done"),
+        ("root", "admin", "RevokeKeys", "user=ada", "done"),
+    ]
+    assert all(one.at and one.remote and one.key for one in records[:-4])
 
 
 def _record(at: float, **more: str) -> AuditRecord:

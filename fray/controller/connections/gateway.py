@@ -68,7 +68,7 @@ from fray.net.channel.requests import Requests
 from fray.net.cluster_token import CLUSTER_KEY
 from fray.net.codec import TextRule, decode_checked, encode_message
 from fray.net.limited_log import LimitedLog
-from fray.net.process_identity import ProcessWatch, wait_process_exited
+from fray.net.process_identity import ProcessWatch, account_name, wait_process_exited
 from fray.net.tls.identity import NODE_URI
 from fray.net.transport import PeerIdentity
 from fray.net.tunnels.multiplexer import TunnelMultiplexer
@@ -157,6 +157,19 @@ class Gateway:
         at = self._context.inbox.current_time()
         record = AuditRecord(
             at=at, user="", role="", action=action, outcome=outcome, remote=claim.remote, key=claim.key_id
+        )
+        self._context.audit.write(record)
+
+    def _audit_local(self, action: str, target: str) -> None:
+        """Record a change that was made on this machine, by a signal or in a file of the controller."""
+        # By this account or by root: no other can send it signals or write its store.
+        record = AuditRecord(
+            at=self._context.inbox.current_time(),
+            user=account_name(),
+            role="local",
+            action=action,
+            outcome="done",
+            target=target,
         )
         self._context.audit.write(record)
 
@@ -431,13 +444,19 @@ class Gateway:
 
     def _on_tokens_changed(self, dropped: tuple[str, ...]) -> None:
         what = "the previous one is accepted no longer" if dropped else "replaced; the previous one is accepted, too"
-        at = self._context.inbox.current_time()
-        self._context.audit.write(AuditRecord(at=at, user="", role="", action="token", outcome="done", target=what))
+        self._audit_local("token", what)
         # Peers with the present token continue their sessions on another connection, and those without are refused.
         self.acceptor.drop_connections(
             lambda channel: channel.key_id == CLUSTER_KEY and self.keys.has_token_of(channel.remote, dropped),
             "the token with which it was opened is accepted no longer",
         )
+
+    def on_authority_replaced(self, before: Sequence[str], pins: Sequence[str]) -> None:
+        """Record that the certificate authority was changed, by its fingerprints before and after."""
+        what = "the previous one is accepted, too" if pins[1:] else "the previous one is accepted no longer"
+        if pins[0] != before[0]:
+            what = f"replaced by {pins[0]}; {what}"
+        self._audit_local("ca", what)
 
     def start_soon(
         self, task: Callable[..., Awaitable[object]], origin: RequestOrigin, ref: int, *args: object
@@ -457,10 +476,7 @@ class Gateway:
             if isinstance(event, NodeJoined):
                 self._on_node_joined(event.hello)
             elif isinstance(event, PolicyChanged):
-                at = self._context.inbox.current_time()
-                self._context.audit.write(
-                    AuditRecord(at=at, user="", role="", action="policy", outcome="done", target="reloaded on SIGHUP")
-                )
+                self._audit_local("policy", "reloaded on SIGHUP")
         for effect in effects:
             try:
                 self._carry_out(effect)

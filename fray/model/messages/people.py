@@ -170,9 +170,11 @@ class AuditRecord:
     at: float
     """Seconds since the epoch, by the controller's clock."""
     user: str
+    """Name of the user; with the role ``local`` the account of the controller."""
     role: str
+    """Role of the user; ``local`` for a change on the controller's machine."""
     action: str
-    """Class of the request, or ``connect``, ``policy``."""
+    """Class of the request, or ``connect``, ``policy``, ``token``, ``ca``."""
     outcome: str
     """``done``, ``refused: …`` or ``unknown: …``."""
     target: str = ""
