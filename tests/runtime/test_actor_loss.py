@@ -296,6 +296,22 @@ async def test_the_directory_says_why_an_actor_has_ended(autojump_clock: Any) ->
             await way.call("add")
 
 
+async def test_calls_lost_with_an_actor_that_has_ended_say_whether_they_were_allowed_to_be_repeated(
+    autojump_clock: Any,
+) -> None:
+    async with open_stage() as stage:
+        way, _ = await keyed(stage, Counter())
+        call = way.start("wait_for_gate")
+        allowed = way.start("wait_for_gate", idempotent=True)
+        await way.call("add")
+        stage.kill("h1")
+        stage.directory.end(KEY, EndReason.FAILURE, "its process exited with code 1")
+        with pytest.raises(OutcomeUnknown, match="pass idempotent=True"):
+            await call
+        with pytest.raises(OutcomeUnknown, match="no next incarnation"):
+            await allowed
+
+
 async def test_the_directory_can_end_calls_on_a_connection_without_answers(autojump_clock: Any) -> None:
     async with open_stage() as stage:
         way, _ = await keyed(stage, Counter())

@@ -292,6 +292,15 @@ def test_an_undelivered_call_died_and_a_delivered_one_is_unknown_and_both_are_ca
     assert "idempotent=True" in str(unknown)
 
 
+def test_the_error_of_a_lost_call_advises_by_what_its_caller_has_allowed() -> None:
+    end = HostLoss(text="killed by signal 9")
+    allowed, other = (str(end.delivered("counter", "add", repeated)) for repeated in (True, False))
+    assert "there is no next incarnation of the actor to repeat it" in allowed
+    assert "idempotent=True" not in allowed
+    assert "pass idempotent=True if it may be repeated" in other
+    assert "incarnation" not in other
+
+
 def test_calls_on_a_silent_machine_end_as_machine_lost() -> None:
     end = HostLoss(text="silent", is_machine_lost=True)
     assert type(end.undelivered("a")) is MachineLost

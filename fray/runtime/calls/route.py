@@ -46,6 +46,9 @@ DIAL_AGAIN_S = 5.0
 """Seconds after which an incarnation counts as lost no longer, if the directory still names it."""
 PROOF_WAIT_S = 2.0
 """Seconds that calls wait for the channel itself to notice what the directory has reported."""
+REDIAL_WAIT_S = 1.5
+"""Seconds that calls wait, after such a report, for a lost connection to be made again: it is dialed once a second, and
+callers of a silent machine are to know within 2 s."""
 
 
 class NameDirectory(Protocol):
@@ -585,7 +588,7 @@ class Route:
             await connection.disconnected.wait()
             # An unregistered process that has ended refuses the redial soon. Silence means that the machine is out of
             # reach, unless it answers again.
-            with trio.move_on_after(PROOF_WAIT_S):
+            with trio.move_on_after(REDIAL_WAIT_S):
                 await connection.closed.wait()
             if connection.disconnected.is_set():
                 break
