@@ -95,6 +95,21 @@ async def test_a_call_in_flight_survives_the_restart_of_the_controller_that_rela
         assert instance.log == ["waiting"]
 
 
+@pytest.mark.parametrize("seed", range(10))
+async def test_relayed_calls_continue_within_three_seconds_after_the_controller_is_back(
+    seed: int, autojump_clock: Any
+) -> None:
+    async with open_split(seed) as split:
+        way = split.way("near", await split.serve("far", Counter()))
+        assert await way.call("add") == 1
+        split.kill_controller()
+        call = way.start("add")
+        await trio.sleep(8)
+        await split.start_controller()
+        with trio.fail_after(3):
+            assert await call == 2
+
+
 @pytest.mark.parametrize("host", ["near", "far"])
 async def test_a_lost_connection_of_either_side_to_the_controller_loses_and_repeats_no_call(
     host: str, autojump_clock: Any

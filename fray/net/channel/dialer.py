@@ -50,6 +50,10 @@ RELAY_AFTER_S = 0.5
 failed."""
 RELAY_EVERY_S = 2.0
 """Pause between attempts by the relay while a direct dial is under way."""
+RELAY_SOON_S = 0.5
+RELAY_SOON_TIMES = 6
+"""The same pause, for so many attempts, after a tunnel was lost: the controller was restarted, and the peer, which
+pauses up to 2 s between its dials, is about to be connected to it again."""
 SUSPENDED_S = 2.5
 """Delay of a wake-up from which on this process is assumed to have been suspended."""
 AFTER_SUSPENSION_S = 30.0
@@ -447,13 +451,17 @@ class _Dialer:
             nursery.start_soon(try_direct)
             with trio.move_on_after(RELAY_AFTER_S):
                 await direct_done.wait()
+            was_relayed = self.channel is not None and is_relayed(self.channel.remote) and not self.late
+            soon = RELAY_SOON_TIMES if was_relayed else 0
             # Direct dials continue meanwhile: the first connection that is welcomed wins.
             while not round_.is_decided:
                 await self._try(round_, self.by_relay, since)
                 if direct_done.is_set() or round_.is_decided:
                     break
+                was_lost = type(round_.failures[-1].error) is ConnectionFailed
+                soon = RELAY_SOON_TIMES if was_lost else max(0, soon - 1)
                 # A direct dial may wait for a minute, and meanwhile the relay may learn more about the peer.
-                with trio.move_on_after(RELAY_EVERY_S):
+                with trio.move_on_after(RELAY_SOON_S if soon else RELAY_EVERY_S):
                     await direct_done.wait()
             if round_.is_decided:
                 nursery.cancel_scope.cancel()
