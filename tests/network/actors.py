@@ -20,14 +20,37 @@ from tests.network.host import SHARED
 
 OVERLAPS = "overlaps"
 """File in the shared folder with a line for each incarnation that began while another of its actor ran."""
+EFFECTS = "effects"
+"""Folder in the shared folder with a file for each incarnation, ``NAME HOST PID TIME``: a line for each effect."""
+
+ANSWERS = "answers"
+"""Folder in the shared folder with a file for each load, ``NAME PREFIX``: the keys of answered calls."""
+AGAIN = "-again"
+"""End of the keys of calls that may be repeated."""
+
+
+class Effects(Counter[str]):
+    """Counts effects by key, and writes each to a file, which survives the process and its machine."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        file.parent.mkdir(exist_ok=True)
+        self._file = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC)
+
+    def add(self, key: str) -> int:
+        """Count one, and return how often this key was counted here."""
+        self[key] += 1
+        os.write(self._file, f"{time.monotonic():.6f} {key}\n".encode())
+        return self[key]
 
 
 class Ledger:
     """Counts what is done to it by key, so that repeated and lost effects are seen; one of a name runs at a time."""
 
     def __init__(self, name: str = "ledger") -> None:
-        self._effects: Counter[str] = Counter()
-        self._items: Counter[str] = Counter()
+        incarnation = f"{name} {socket.gethostname()} {os.getpid()} {time.monotonic():.6f}"
+        file = Path(SHARED) / EFFECTS / incarnation
+        self._effects, self._items = Effects(file), Effects(file)
         # Held until this process ends, whatever ends it; the hosts share the file.
         self._lock = (Path(SHARED) / f"{name}.lock").open("a")
         try:
@@ -38,12 +61,11 @@ class Ledger:
 
     async def add(self, key: str) -> int:
         """Count one effect, and return how often this key was counted."""
-        self._effects[key] += 1
-        return self._effects[key]
+        return self._effects.add(key)
 
     async def add_slowly(self, key: str, seconds: float) -> int:
         """Count one effect at the beginning of a call that lasts."""
-        self._effects[key] += 1
+        self._effects.add(key)
         await trio.sleep(seconds)
         return self._effects[key]
 
@@ -56,13 +78,13 @@ class Ledger:
         """Count each item of a two-way stream, and send it back."""
         before = len(self._items)
         async for item in stream:
-            self._items[f"{key} {item}"] += 1
+            self._items.add(f"{key} {item}")
             await stream.send(item)
         return len(self._items) - before
 
     async def digest(self, key: str, array: bytes) -> str:
         """Count one effect, and return the digest of a large argument."""
-        self._effects[key] += 1
+        self._effects.add(key)
         return hashlib.sha256(array).hexdigest()
 
     async def effects(self) -> dict[str, object]:
@@ -80,7 +102,7 @@ class Ledger:
 
 
 class Computer:
-    """Computes on its only thread."""
+    """Computes, or waits, on its only thread."""
 
     def compute(self, seconds: float) -> str:
         """Keep the interpreter for so long, as an extension that computes does."""
@@ -88,6 +110,11 @@ class Computer:
         while time.monotonic() < until:
             # A C call that does not release the interpreter for a second; it sleeps, so as to leave the CPU to others.
             ctypes.PyDLL(None).usleep(999_999)
+        return socket.gethostname()
+
+    def sleep(self, seconds: float) -> str:
+        """Release the interpreter for so long."""
+        time.sleep(seconds)
         return socket.gethostname()
 
 

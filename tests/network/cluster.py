@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from attrs import define, field
@@ -17,6 +18,9 @@ from tests.network.host import DISK
 from tests.network.laboratory import Host, Laboratory, LaboratoryError, Program
 
 PORT = 7421
+STARTED = "controller started"
+"""Text in the controller's log when it serves."""
+SUSPECT = "node suspect"
 READY_S = 60.0
 
 
@@ -113,6 +117,11 @@ class TestCluster:
     def spec(self) -> str:
         return f"fray://controller:{PORT}"
 
+    @property
+    def log(self) -> Path:
+        """File with what the controller logs, in all its runs."""
+        return self.laboratory.directory / "controller.programs.log"
+
     def environ(self) -> dict[str, str]:
         """Return the variables that lead programs to the cluster."""
         return {"FRAY_TOKEN": self.token(), "FRAY_CLUSTER_SPEC": self.spec}
@@ -156,6 +165,19 @@ class TestCluster:
         argv = (sys.executable, "-P", "-m", "tests.network.driver")
         program = host.run(*argv, env=environ, log="driver", pipes=True)
         return Driver(program).ready()
+
+    def wait_log(self, text: str, times: int = 1, timeout_s: float = READY_S) -> float:
+        """Wait until the log of the controller has a text so often; return the time of `time.monotonic` then.
+
+        Raises:
+            TimeoutError: it has it less often.
+        """
+        give_up_at = time.monotonic() + timeout_s
+        while self.log.read_text().count(text) < times:
+            if time.monotonic() > give_up_at:
+                raise TimeoutError(f"the controller has not written {text!r} {times} times after {timeout_s:g} s")
+            time.sleep(0.02)
+        return time.monotonic()
 
     def wait_state(self, driver: Driver, node: str, state: str, timeout_s: float = READY_S) -> float:
         """Wait until the controller says that a node is in a state; return the time of `time.monotonic` then.
