@@ -553,7 +553,9 @@ def _object_of(body: bytes) -> dict[str, Any]:
 
 def _required(message: dict[str, Any], name: str, kind: type) -> Any:
     if name not in message:
-        raise _Malformed("missing", ["body", name], "Field required", sorted(message))
+        raise _Malformed(
+            "missing", ["body", name], "Field required", {key: type(each).__name__ for key, each in message.items()}
+        )
     if not isinstance(message[name], kind):
         known = ("string_type", "a valid string") if kind is str else ("dict_type", "a valid dictionary")
         raise _Malformed(known[0], ["body", name], f"Input should be {known[1]}", type(message[name]).__name__)
