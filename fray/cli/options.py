@@ -380,6 +380,11 @@ def _doctor(verbs: Verbs) -> None:
     parser.add_argument(
         "--job-uids", metavar="FIRST-LAST", help="also check whether fray-node can use this range of uids for jobs"
     )
+    parser.add_argument(
+        "--ports",
+        metavar="FIRST-LAST",
+        help="check these for a fray-node to offer to jobs (default: what a node would choose)",
+    )
 
 
 def _backup(verbs: Verbs) -> None:

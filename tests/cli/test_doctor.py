@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import socket
 import time
 import tomllib
+from argparse import Namespace
 from pathlib import Path
 
 import attrs
 import pytest
+import trio
 
 import fray
 from fray.cli.administration import doctor
 from fray.cli.administration.doctor import Result, check_controller, check_disk, check_machine, check_nodes
 from fray.cli.main import main
+from fray.controller.serve import run_controller
+from fray.controller.store import Store
 from fray.deploy import stored_keys
 from fray.model.messages.client import ControllerHello, NodeInfo
 from fray.model.messages.node import CLOCK_OFFSET
 from fray.model.messages.session import VERSION
+from fray.model.resources import PortRange
+from fray.net.transports.websocket import WebSocketNetwork
 from fray.node.accounts import uid_range
+from fray.node.ports import PortClaim, find_ports
 
 HELLO = ControllerHello(cluster_id="c0ffee00", epoch=3, version=fray.__version__, now=1000.0)
 NODE = NodeInfo(
@@ -148,10 +157,82 @@ def test_disks_without_space_are_found(tmp_path: Path, monkeypatch: pytest.Monke
         assert check_disk(tmp_path / "not" / "made").result is result
 
 
-def test_a_user_that_cannot_be_printed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FRAY_USER", os.fsdecode(b"j\xf6rg"))
-    found = next(each for each in check_machine() if each.check == "account")
-    assert (found.result, found.text) == (Result.FAILED, "FRAY_USER='j\\udcf6rg' is not printable")
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        # As drivers read it.
+        (b"j\xf6rg", "ok       account      user 1000, counted as 'jörg'"),
+        (b"jo\x1brg", r"failed   account      the name 'jo\x1brg' is not printable: set FRAY_USER to one that is"),
+        (b"", "warning  account      the user 1000 has no name: set FRAY_USER, by which shares are counted"),
+    ],
+)
+def test_the_name_of_the_user_is_checked_as_drivers_read_it(
+    name: bytes, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)
+    monkeypatch.delenv("USER", raising=False)
+    monkeypatch.setenv("FRAY_USER", os.fsdecode(name))
+    assert next(each for each in check_machine() if each.check == "account").line() == line
+
+
+def test_the_ports_of_a_node_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Held until the end, so that no node of another test takes them.
+    with find_ports(128, random.Random(1)) as claim, socket.socket() as other:
+        ports = claim.ports
+        taken = doctor.check_node_ports(str(ports))
+        assert (taken.check, taken.result) == ("node ports", Result.WARNING)
+        assert taken.text.startswith(f"ports {ports} cannot be claimed: another process of this machine, probably a")
+        monkeypatch.setattr(doctor, "claim_ports", lambda wanted: PortClaim(wanted, []))
+        free = f"ok       node ports   {ports} are free for jobs on this machine"
+        assert doctor.check_node_ports(str(ports)).line() == free
+        other.bind(("127.0.0.1", ports.first + 5))
+        other.listen()
+        assert doctor.check_node_ports(str(ports)).line() == (
+            f"warning  node ports   other programs listen on 1 of {ports} ({ports.first + 5}): end them, or choose "
+            "others with --ports: jobs that get them are placed again"
+        )
+    assert doctor.check_node_ports("none").result is Result.SKIPPED
+    assert doctor.check_node_ports("80-90").line() == (
+        "failed   node ports   ports '80-90': expected FIRST-LAST between 1024 and 65535: write --ports 20000-20511, "
+        "for example, or none"
+    )
+    assert doctor.check_node_ports().result is not Result.FAILED
+
+
+def test_a_machine_whose_ports_are_taken_by_other_nodes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "find_ports", lambda count, rng: PortClaim(PortRange(20032, 64), []))
+    assert doctor.check_node_ports().text == "other nodes of this machine leave 64 ports to another one"
+
+
+async def lines_of(spec: str) -> list[str]:
+    """What is said about a cluster and the way there."""
+    return [each.line() for each in await doctor.check_cluster(Namespace(cluster=spec, token_file=None))]
+
+
+async def test_it_says_whether_the_connection_is_encrypted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FRAY_TOKEN", "a-long-random-token")
+    monkeypatch.delenv("FRAY_INSECURE", raising=False)
+    addresses = ("tls:127.0.0.1:0", "tcp:127.0.0.1:0")
+    async with trio.open_nursery() as nursery:
+        token = os.environ["FRAY_TOKEN"]
+        running = await nursery.start(run_controller, Store.memory(), WebSocketNetwork(), addresses, token)
+        encrypted, plain = (address.partition(":")[2] for address in running.addresses)
+        place, _, pin = encrypted.partition("#")
+        assert "ok       certificates accepted: TLS 1.3" in await lines_of(f"fray://{encrypted}")
+        *_, last = await lines_of(f"fray://{place}#{'ab' * 32}")
+        assert last.startswith("failed   certificates ")
+        assert "is not the expected server" in last
+        assert last.endswith(": compare with `fray ca show` on the controller's machine")
+        assert "skipped  certificates none are used on one machine" in await lines_of(f"fray://{plain}")
+        monkeypatch.setenv("FRAY_INSECURE", "1")
+        # What was pinned is encrypted in any case.
+        assert "ok       certificates accepted: TLS 1.3" in await lines_of(f"fray://{place}#{pin}")
+        # The same machine, by a name that does not say so.
+        assert "warning  certificates FRAY_INSECURE=1: traffic is not encrypted: unset it" in await lines_of(
+            f"fray://{plain.replace('127.0.0.1', '127.1')}"
+        )
+        nursery.cancel_scope.cancel()
 
 
 def test_a_controller_that_is_not_there_is_found_with_the_reason(

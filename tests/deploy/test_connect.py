@@ -6,7 +6,10 @@ import pytest
 import trio
 
 import fray
+from fray.controller.serve import run_controller
+from fray.controller.store import Store
 from fray.deploy.cluster_spec import Spec, parse_spec, spec_text
+from fray.net.transports.websocket import WebSocketNetwork
 
 
 @pytest.mark.parametrize(
@@ -59,6 +62,31 @@ async def test_a_missing_token_is_reported_before_connecting(monkeypatch: pytest
     with pytest.raises(fray.InvalidRequest, match="FRAY_TOKEN"):
         async with fray.open_cluster("fray://127.0.0.1:1"):
             pass
+
+
+async def test_a_driver_leaves_tls_out_only_where_it_is_asked_to_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with trio.open_nursery() as nursery:
+        running = await nursery.start(run_controller, Store.memory(), WebSocketNetwork(), ["tcp:127.0.0.1:0"], "token")
+        # This machine, by a name that does not say so: to the driver it is another one.
+        elsewhere = f"fray://127.1:{running.addresses[0].rpartition(':')[2]}"
+        for value in ("", "0", "yes"):
+            monkeypatch.setenv("FRAY_INSECURE", value)
+            with pytest.raises(fray.InvalidRequest, match="the fingerprint of its certificate authority is missing"):
+                async with fray.open_cluster(elsewhere, token="token"):
+                    pass
+        assert "INSECURE" not in caplog.text
+        monkeypatch.setenv("FRAY_INSECURE", "1")
+        async with fray.open_cluster(elsewhere, token="token") as cluster:
+            assert await cluster.nodes() == []
+        (record,) = (each for each in caplog.records if "INSECURE" in each.message)
+        assert record.levelname == "WARNING"
+        assert record.message.startswith(f"INSECURE: traffic of {elsewhere} is neither encrypted nor protected")
+        with pytest.raises(fray.InvalidRequest, match=r"is a public address \(8\.8\.8\.8\)"):
+            async with fray.open_cluster("fray://8.8.8.8:7421", token="token"):
+                pass
+        nursery.cancel_scope.cancel()
 
 
 async def test_current_cluster_raises_outside_of_a_cluster() -> None:

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import platform
-import pwd
+import random
 import shutil
 import socket
 import sys
@@ -29,13 +29,16 @@ from fray.errors import FrayError, InvalidRequest, Unauthorized
 from fray.model.messages.client import ControllerHello, ListNodes, NodeInfo, Role
 from fray.model.messages.node import CLOCK_OFFSET
 from fray.model.messages.session import VERSION
+from fray.model.resources import PortRange
 from fray.model.text import byte_size_text, duration_text
-from fray.net.controller_address import INSECURE_VARIABLE, is_loopback
+from fray.net.controller_address import INSECURE_VARIABLE, is_elsewhere
 from fray.net.file_limits import limit
 from fray.node.accounts.switch import closed_parent
 from fray.node.accounts.table import FILE as ACCOUNTS_FILE
 from fray.node.accounts.uid_range import EXAMPLE, account_conflict, parse_uids, subordinate_conflict
 from fray.node.linux.cgroups import find_cgroup_manager
+from fray.node.ports import OFFERED, claim_ports, find_ports, parse_ports, ports_in_use
+from fray.runtime.open import local_user
 
 ANSWER_S = 5.0
 """Seconds that a name server, a port and the controller have to answer."""
@@ -50,6 +53,7 @@ KEY_WARNING_S = 3 * 86_400.0
 DISK_WARNING_BYTES = 5 * 1000**3
 DISK_LIMIT_BYTES = 500 * 1000**2
 DESCRIPTORS_WANTED = 4_096
+PORTS_SHOWN = 3
 
 
 class Result(StrEnum):
@@ -98,7 +102,7 @@ async def doctor(options: argparse.Namespace) -> int:
     directories = [Path(each) for each in options.directory]
     ranges = [options.job_uids] if options.job_uids else _configured_ranges(directories)
     accounts = [finding for text in ranges for finding in check_job_uids(text)]
-    found = [*check_machine(directories), *accounts, *await check_cluster(options)]
+    found = [*check_machine(directories, options.ports), *accounts, *await check_cluster(options)]
     if options.json:
         say_json(found)
     else:
@@ -109,11 +113,12 @@ async def doctor(options: argparse.Namespace) -> int:
 # This machine --------------------------------------------------------------------------------------------------------
 
 
-def check_machine(directories: Sequence[Path] = ()) -> Iterator[Finding]:
+def check_machine(directories: Sequence[Path] = (), ports: str | None = None) -> Iterator[Finding]:
     """Yield the findings that need no cluster.
 
     Args:
         directories: also checked for space: the store of a controller, the state of a node.
+        ports: of ``fray-node --ports``. Default: what a node chooses.
     """
     yield ok("version", f"fray {VERSION}, Python {platform.python_version()}, Linux {platform.release()}")
     yield _check_account()
@@ -121,25 +126,24 @@ def check_machine(directories: Sequence[Path] = ()) -> Iterator[Finding]:
     yield _check_descriptors()
     yield _check_own_name()
     yield _check_port()
+    yield check_node_ports(ports)
     for directory in (*directories, Path(tempfile.gettempdir()), _cache_directory()):
         yield check_disk(directory)
 
 
 def _check_account() -> Finding:
-    try:
-        name = pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
+    name = local_user()
+    if not name:
         return warning("account", f"the user {os.geteuid()} has no name", "set FRAY_USER, by which shares are counted")
-    given = os.environ.get("FRAY_USER", name)
-    if not given.isprintable():
-        return failed("account", f"FRAY_USER={given!a} is not printable", "set it to a name in UTF-8")
+    if not name.isprintable():
+        return failed("account", f"the name {name!a} is not printable", "set FRAY_USER to one that is")
     if os.geteuid() == 0:
         return warning(
             "account",
             "this is root: jobs of a fray-node started here run as root",
             "give fray-node an account, or --job-uids FIRST-LAST",
         )
-    return ok("account", f"{name} (user {os.geteuid()}), counted as {given!r}")
+    return ok("account", f"user {os.geteuid()}, counted as {name!r}")
 
 
 def _configured_ranges(directories: Iterable[Path]) -> list[str]:
@@ -236,6 +240,37 @@ def _check_port() -> Finding:
     return ok("port", f"{DEFAULT_PORT}, that of controllers, is free on this machine")
 
 
+def check_node_ports(text: str | None = None) -> Finding:
+    """Check the ports that a ``fray-node`` started here would offer to jobs.
+
+    Args:
+        text: of ``--ports``. Default: what a node chooses.
+    """
+    check = "node ports"
+    try:
+        wanted = PortRange(0, OFFERED) if text is None else parse_ports(text)
+    except InvalidRequest as error:
+        return failed(check, str(error).partition(", such as")[0], "write --ports 20000-20511, for example, or none")
+    if not wanted.count:
+        return skipped(check, "none are offered to jobs")
+    try:
+        # For this moment only: they are free again at once.
+        with claim_ports(wanted) if wanted.first else find_ports(wanted.count, random.SystemRandom()) as claim:
+            ports = claim.ports
+    except InvalidRequest as error:
+        advice = "choose others with --ports, unless that is the node you have in mind"
+        return warning(check, str(error).partition(". Ports")[0], advice)
+    if ports.count < wanted.count:
+        advice = "start fray-node with --ports FIRST-LAST, outside of what the others have"
+        return warning(check, f"other nodes of this machine leave {ports.count} ports to another one", advice)
+    used = ports_in_use(range(ports.first, ports.first + ports.count))
+    if used:
+        shown = ", ".join(map(str, used[:PORTS_SHOWN])) + (", …" if used[PORTS_SHOWN:] else "")
+        text = f"other programs listen on {len(used)} of {ports} ({shown})"
+        return warning(check, text, "end them, or choose others with --ports: jobs that get them are placed again")
+    return ok(check, f"{ports} are free for jobs on this machine")
+
+
 def _cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
 
@@ -285,7 +320,7 @@ async def check_cluster(options: argparse.Namespace) -> list[Finding]:
             async with open_remote(address, namespace=None, token=token, on_log=None, role=Role.TOOL) as runtime:
                 hello = await runtime.client.wait_ready(ANSWER_S)
                 # A certificate that is not accepted is the error of the connection, with what to do.
-                found.append(_check_encryption(address))
+                found.append(_check_encryption(runtime.address))
                 found += check_controller(hello, time.time())
                 nodes = await runtime.client.request(ListNodes())
                 found += await _check_nodes(nodes.nodes)
@@ -343,11 +378,11 @@ async def _check_way(host: str, port: int) -> list[Finding]:
 
 
 def _check_encryption(address: str) -> Finding:
-    if address.startswith("unix:") or is_loopback(address.partition(":")[2].partition("#")[0].rpartition(":")[0]):
-        return skipped("certificates", "none are used on one machine")
-    if os.environ.get(INSECURE_VARIABLE) == "1":
+    if address.startswith("tls:"):
+        return ok("certificates", "accepted: TLS 1.3")
+    if is_elsewhere(address):
         return warning("certificates", f"{INSECURE_VARIABLE}=1: traffic is not encrypted", "unset it")
-    return ok("certificates", "accepted: TLS 1.3")
+    return skipped("certificates", "none are used on one machine")
 
 
 def check_controller(hello: ControllerHello, now: float) -> Iterator[Finding]:
