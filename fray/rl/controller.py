@@ -143,6 +143,10 @@ class RunController:
         else:
             self._cancel_scope.cancel()
 
+    async def status(self) -> RunStatus | None:
+        """Return what the run does; None before it has begun."""
+        return None if self._coordinator is None else await self._ask("status")
+
     async def _run(self) -> RunStatus:
         with RunRecorder(self._parts) as recorder:
             status = await self._run_recorded(recorder)
@@ -336,6 +340,8 @@ class RunController:
         directory = self._parts.weight_files
         path = None if directory is None else directory / f"{version}.safetensors"
         self._keep(version, await trainer.publish(path), target)
+        if self._parts.freezes:
+            await self._announce()
 
     def _keep(self, version: VersionName, weights: PublishedWeights | None, target: VersionName) -> None:
         self._weights.add(version, weights, (target, self._target))
@@ -359,6 +365,8 @@ class RunController:
                 self._target = MODEL_VERSION
                 await self._ask("finish_sync", known)
             self._wake()
+            if self._parts.freezes:
+                await self._announce()
 
     async def _sync_weights(self) -> None:
         """Report to the coordinator when all servers that answer have the target version."""
@@ -589,12 +597,12 @@ class RunController:
         """Let a server load a version; return when it has. Raises ActorDied if the server has ended, ObjectLost."""
         if weights is None or self._parts.weight_sync is not WeightSync.NETWORK:
             table, content = (None, None) if weights is None else (weights.table, weights.content)
-            await handle.load_weights(version, table, content)
+            await handle.load_weights(version, table, content, self._parts.interrupt)
             return
         while True:
             address = await handle.weight_address()
             try:
-                await self._trainer.send_weights(address, version, weights)
+                await self._trainer.send_weights(address, version, weights, self._parts.interrupt)
                 return
             except ActorDied:
                 raise ObjectLost("the trainer has ended, and its weights with it") from None
@@ -606,13 +614,17 @@ class RunController:
         """Tell the coordinator which servers answer, and wake the tasks here."""
         self._wake()
         states = (ServerState.HEALTHY, ServerState.SUSPECT, ServerState.LEAVING)
-        healthy, leaving = ServerState.HEALTHY, ServerState.LEAVING
-        routes = [
-            ServerRoute(one.name, self._handles[one.name], one.version, one.state is healthy, one.state is leaving)
-            for one in self._fleet.servers.values()
-            if one.version and one.state in states
-        ]
+        routes = [self._route(one) for one in self._fleet.servers.values() if one.version and one.state in states]
         await self._ask("set_routes", routes, self._missing_text())
+
+    def _route(self, server: ServerRecord) -> ServerRoute:
+        assert server.version is not None
+        is_healthy = server.state is ServerState.HEALTHY
+        is_frozen = self._parts.freezes and self._target in self._weights.kept and server.version != self._target
+        is_leaving = server.state is ServerState.LEAVING or (is_healthy and is_frozen)
+        return ServerRoute(
+            server.name, self._handles[server.name], server.version, is_healthy and not is_frozen, is_leaving
+        )
 
     def _missing_text(self) -> str:
         """Return which parts are waited for; empty if enough servers answer."""

@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import trio
 from attrs import define, field, fields
@@ -30,6 +30,7 @@ from fray.rl.core.validation import ValidationPlan
 from fray.rl.core.versions import SyncMode
 from fray.rl.data import Data, fingerprint_of, load_rows
 from fray.rl.inference.client import sampling_of
+from fray.rl.inference.decoding import InterruptMode
 from fray.rl.inference.http_settings import HttpPort
 from fray.rl.messages import RunStatus
 from fray.rl.model_spec import ModelSpec
@@ -61,7 +62,7 @@ SLOTS = 512
 """Completions that a server decodes at once."""
 STOP_S = 5.0
 """Seconds that the update under way, and its checkpoint, have after Ctrl-C; then processes have as long to end."""
-NOT_COMPARED = ("on_step", "on_validation", "on_post", "on_end", "progress", "env_vars", "parts")
+NOT_COMPARED = ("on_step", "on_validation", "on_post", "on_end", "progress", "env_vars")
 """Arguments of `Run` that may differ when a run is started again while it lives."""
 
 
@@ -105,6 +106,12 @@ class Run:
         weight_sync: ``"memory"`` (default): the trainer publishes weights in shared memory; ``"disk"``: as files in
             ``output``; ``"network"``: it posts safetensors to servers over HTTP; ``"none"``: servers keep those of the
             model, for ``sync="fully-async", stale="keep"``.
+        interrupt: what happens to requests in flight when a server loads weights: ``"keep"`` (default): they continue
+            with them; ``"wait"``: they finish first, and new ones wait; ``"abort"``: they begin again with them.
+        freeze_for_weight_sync: whether new requests wait for servers that have the newest weights, once those are
+            published. Default False: they are answered by what a server has.
+        transfer_s: seconds within which a server has to load weights; later it gets no requests until it has. With
+            ``interrupt="wait"`` the requests that finish first count. Default 120.
         keep_batch_order: roll out nothing beyond the loaded batch until the next weights are in place.
         seed: of the order of the data and of sampling. Default 0.
         shuffle: whether the rows are shuffled, in another order in each epoch. Default True.
@@ -171,6 +178,9 @@ class Run:
     max_replaced_groups: int = 64
     on_error: str = "stop_on_critical"
     weight_sync: str = "memory"
+    interrupt: str = "keep"
+    freeze_for_weight_sync: bool = False
+    transfer_s: float = 120.0
     keep_batch_order: bool = False
     seed: int = 0
     shuffle: bool = True
@@ -197,6 +207,8 @@ class Run:
     on_end: Callable[[], object] | None = None
     progress: bool = True
     parts: RunParts = field(init=False)
+    _controller: RunController | None = field(init=False, default=None, repr=False, eq=False)
+    _ended: RunStatus | None = field(init=False, default=None, repr=False, eq=False)
 
     def __attrs_post_init__(self) -> None:
         self.parts = _parts_of(self)
@@ -222,7 +234,7 @@ class Run:
                 result = RunResult()
                 log = StepLog(result, self)
                 with log:
-                    result.status = await _run_until_signal(await self._controller(cluster, log), log)
+                    await self._run_to_end(cluster, log, result, handle_signals=True)
                 return result
 
     async def submit(self, cluster: Cluster) -> Job[RunStatus]:
@@ -260,10 +272,22 @@ class Run:
             (result.validations if is_validation(row) else result.steps).append(row)
         return result
 
-    async def run_on(self, cluster: Cluster) -> RunResult:
+    async def status(self) -> RunStatus | None:
+        """Return what the run does, with the one line about what it waits for: ``waits_for``.
+
+        After its end it is the last status; None if it has not begun in this process: ``fray rl top`` shows a run of
+        another one, such as that of its job.
+        """
+        return self._ended if self._controller is None else await self._controller.status()
+
+    async def run_on(self, cluster: Cluster, *, handle_signals: bool = False) -> RunResult:
         """Run on an open cluster. All that it starts ends with this call.
 
+        Args:
+            handle_signals: end at Ctrl-C and SIGTERM as `main` does. Default False: they are the program's.
+
         Raises:
+            KeyboardInterrupt, SystemExit: with ``handle_signals``, as `main`.
             InvalidRequest: the output has a checkpoint of other data, another model, or groups of another size; or it
                 is the output of a run that lives.
             BaseException: the error of the trainer, or of a constructor.
@@ -274,8 +298,17 @@ class Run:
             await acquire(lock, self.parts, self._say)
             result = RunResult()
             with StepLog(result, self) as log:
-                result.status = await (await self._controller(cluster, log)).run()
+                await self._run_to_end(cluster, log, result, handle_signals)
             return result
+
+    async def _run_to_end(self, cluster: Cluster, log: StepLog, result: RunResult, handle_signals: bool) -> None:
+        controller = await self._make_controller(cluster, log)
+        self._controller = controller
+        try:
+            work = _run_until_signal(controller, log) if handle_signals else controller.run()
+            result.status = self._ended = await work
+        finally:
+            self._controller = None
 
     def _check_output(self) -> bool:
         """Return whether the output has a checkpoint. Raises InvalidRequest if the run cannot continue from it."""
@@ -285,7 +318,7 @@ class Run:
             check_resumable(checkpoint, self.parts.facts)
         return checkpoint is not None
 
-    async def _controller(self, cluster: Cluster, log: StepLog) -> RunController:
+    async def _make_controller(self, cluster: Cluster, log: StepLog) -> RunController:
         """Return the controller, once the output has been checked."""
         parts, store = self.parts, self.parts.checkpoints
         if store is not None:
@@ -364,8 +397,10 @@ def _check_settings(run: Run) -> None:
     if run.min_servers > run.inference_servers:
         text = f"expected 1 to inference_servers ({run.inference_servers})"
         raise InvalidRequest(f"invalid min_servers {run.min_servers!r}: {text}")
-    if not run.liveness_s > 0:
-        raise InvalidRequest(f"invalid liveness_s {run.liveness_s!r}: expected seconds above 0")
+    for name in ("liveness_s", "transfer_s"):
+        if not getattr(run, name) > 0:
+            raise InvalidRequest(f"invalid {name} {getattr(run, name)!r}: expected seconds above 0")
+    _choice("interrupt", run.interrupt, get_args(InterruptMode))
     port = run.inference_port
     if port is not None and not 1 <= port <= 65_536 - run.inference_servers:
         text = f"expected the first of {run.inference_servers} ports, such as 8000, or None"
@@ -514,6 +549,9 @@ def _parts_of(run: Run) -> RunParts:
         run.inference_servers,
         http=None if run.inference_port is None else HttpPort(run.model, run.inference_port, key=run.inference_key),
         weight_sync=WeightSync(run.weight_sync),
+        interrupt=run.interrupt,
+        freezes=run.freeze_for_weight_sync,
+        transfer_s=run.transfer_s,
         threads=threads,
         max_length=run.max_length,
         # What a row of a matrix product is rounded to depends on the number of rows: of those that decode together.
@@ -547,7 +585,7 @@ def _parts_of(run: Run) -> RunParts:
 
 def _settings_of(run: Run, rows: Sequence[dict[str, Any]], validation: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return the settings as texts, without those in which a second start of the same run may differ."""
-    given = {one.name: getattr(run, one.name) for one in fields(Run) if one.name not in NOT_COMPARED}
+    given = {one.name: getattr(run, one.name) for one in fields(Run) if one.init and one.name not in NOT_COMPARED}
     key, trainer = run.inference_key, run.trainer
     settings = trainer.settings if isinstance(trainer, BaseTrainer) else trainer
     replaced: dict[str, Any] = {

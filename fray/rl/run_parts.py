@@ -48,6 +48,8 @@ class RunParts:
         max_length: tokens of a prompt and its response together that servers allow; None: those of the model.
         http: HTTP port of the first server; the next ones have the ports after it. None: they have none.
         weight_sync: way of the weights to the servers.
+        interrupt: what becomes of requests in flight when a server loads weights: ``keep``, ``wait`` or ``abort``.
+        freezes: whether a server that has not loaded the newest weights gets no new requests.
         transfer_s: seconds within which a server has to load weights; later it gets no requests until it has.
         threads: of the computation in each server and the trainer.
         resources: what each part reserves, by ``trainer``, ``server``, ``rollout``, ``controller``.
@@ -95,6 +97,8 @@ class RunParts:
     trainer_ranks: int = 1
     unencrypted_ranks: bool = False
     device: str | None = None
+    interrupt: str = "keep"
+    freezes: bool = False
 
     @property
     def health(self) -> HealthCheck:

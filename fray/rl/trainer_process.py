@@ -326,8 +326,10 @@ class TrainerProcess(TrainerRank):
         await trio.to_thread.run_sync(self._trainer.write_weights, buffer)
         return PublishedWeights(table, await put(buffer))
 
-    async def send_weights(self, address: WeightAddress, version: VersionName, weights: PublishedWeights) -> None:
-        """Post weights that `publish` returned to a server.
+    async def send_weights(
+        self, address: WeightAddress, version: VersionName, weights: PublishedWeights, mode: str = "keep"
+    ) -> None:
+        """Post weights that `publish` returned to a server; arguments as of `post_weights`.
 
         Raises:
             ObjectLost: they are gone: newer ones have replaced them.
@@ -336,7 +338,7 @@ class TrainerProcess(TrainerRank):
         # Here: the trainer of a run that needs it is the only one to load an HTTP client.
         from fray.rl.inference.weight_transfer import post_weights
 
-        await post_weights(address, version, weights.table, await weights.content)
+        await post_weights(address, version, weights.table, await weights.content, mode)
 
 
 @contextmanager

@@ -83,6 +83,8 @@ def _storage_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"output": "memory://run", "trainer": None}, "output 'memory://run' without a trainer: expected a directory"),
         ({"output": "memory://run"}, "invalid output 'memory://run': each process of a run has a memory of its own"),
         ({"output": "memory://run", "weight_sync": "disk"}, "weight_sync='disk' with output 'memory://run': expected"),
+        ({"interrupt": "stop"}, "invalid interrupt 'stop'; expected one of 'keep', 'wait', 'abort'"),
+        ({"transfer_s": 0.0}, "invalid transfer_s 0.0: expected seconds above 0"),
         ({"liveness_s": 0.0}, "invalid liveness_s 0.0: expected seconds above 0"),
         ({"max_length": 257}, "invalid max_length 257: expected 2 to 256, the context of the model, or None"),
         (

@@ -285,6 +285,23 @@ def test_servers_may_keep_the_weights_of_the_model(tmp_path: Path) -> None:
     assert [step["reward_min"] for step in result.steps] == [10, 10]
 
 
+async def long_answers(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
+    reply = await llm.completion(task["prompt"], max_tokens=48, ignore_eos=True)
+    return rl.score(reply, reward=float(len(set(reply.token_ids))))
+
+
+@pytest.mark.parametrize(("interrupt", "way"), [("wait", "memory"), ("abort", "network")])
+def test_requests_in_flight_finish_first_or_begin_again_where_a_run_says_so(
+    interrupt: str, way: str, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"interrupt": interrupt, "weight_sync": way, "freeze_for_weight_sync": True}
+    trio.run(run(5, sync="fully-async", rollout=long_answers, inference_servers=2, output=tmp_path, **options).main)
+    found = [one["versions"] for number in range(1, 6) for one in read_step(tmp_path, number).trajectories]
+    # With "keep", an answer that an update meets has tokens of both versions.
+    assert {len(segments) for segments in found} == {1}
+    assert len({segments[0][0] for segments in found}) > 1
+
+
 @pytest.mark.parametrize("role", list(NAMES))
 def test_a_run_continues_when_one_of_its_processes_is_killed(role: str, tmp_path: Path) -> None:
     killed: list[int] = []
@@ -347,10 +364,17 @@ def test_servers_join_and_leave_while_a_run_continues_until_it_is_stopped(tmp_pa
             before = read_status(tmp_path)["step"]
             while read_status(tmp_path)["step"] < before + 3:  # noqa: ASYNC110
                 await trio.sleep(0.1)
+            found = await running.status()
+            assert found is not None
+            assert found.version.number >= before + 3
+            assert found.waits_for
             answers.append(await ask_run(tmp_path, RunRequest(None)))
 
     trio.run(main)
     status = read_status(tmp_path)
+    last = trio.run(running.status)
+    assert last is not None
+    assert last.version.number == status["step"]
     assert status["state"] == "stopped"
     checkpoint = latest_checkpoint(tmp_path / "checkpoints")
     assert checkpoint is not None
@@ -403,6 +427,45 @@ def test_a_run_ends_at_a_signal_with_what_it_has_done_and_leaves_nothing(tmp_pat
         assert checkpoint.step == max(int(step[1]) for step in steps if step) > first
         first = checkpoint.step
         assert [path for path in Path("/proc").glob("[0-9]*/environ") if mark.encode() in read_bytes(path)] == []
+
+
+GUIDE_RECIPE = """
+data: {type: mock, prompts: ["1>", "2>", "3>", "4>"], rollout_repeat_n: 4, epochs: 1000}
+rollout_worker: {custom_rollout_worker_module_path: worker.py, custom_rollout_worker_class_name: Worker}
+trajectory_pool: {group_size: 4, batch_size: 16}
+trainer: {total_train_steps: 500, checkpoint_path: out, lr: 0.001}
+service: {train_service: {model: {layers: 1, width: 16, mlp: 32}}}
+"""
+GUIDE_WORKER = """
+from fray import rl
+
+class Worker(rl.BaseRolloutWorker):
+    def step(self, task):
+        result = self._llm_client.completion(task["prompt"], max_tokens=2)
+        reward = float(result["response"].startswith("1"))
+        return self._put_trajectory({"prompt": task["prompt"], "response": result["response"], "reward": reward})
+"""
+
+
+def test_a_run_of_the_guide_ends_at_ctrl_c_with_the_update_under_way(tmp_path: Path) -> None:
+    recipe = tmp_path / "guide.yaml"
+    recipe.write_text(GUIDE_RECIPE)
+    (tmp_path / "worker.py").write_text(GUIDE_WORKER)
+    command = [sys.executable, "-m", "fray.cli", "rl", "run", str(recipe)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        shown = []
+        for line in process.stderr:
+            shown.append(line)
+            if "step 3/500" in line:
+                process.send_signal(signal.SIGINT)
+    assert process.returncode in (-signal.SIGINT, 130), "".join(shown)
+    assert any("ends after the update under way" in line for line in shown), "".join(shown)
+    checkpoint = latest_checkpoint(tmp_path / "out" / "checkpoints")
+    assert checkpoint is not None
+    steps = [re.search(r"step (\d+)/500", line) for line in shown]
+    assert checkpoint.step == max(int(step[1]) for step in steps if step)
+    assert read_status(tmp_path / "out")["state"] == "stopped"
 
 
 def test_a_deterministic_run_whose_trainer_was_killed_has_the_weights_of_one_that_was_not(tmp_path: Path) -> None:

@@ -162,11 +162,14 @@ class NexRLController(NexRLModule):
         self._trackers = self._open_loggers()
 
     def run(self) -> None:
-        """Run to the end, and wait for it. Raises as `Run.run_on`."""
+        """Run to the end, and wait for it. Ctrl-C and SIGTERM end it as `Run.main`. Raises as `run_async`."""
         trio.run(self.run_async)
 
     async def run_async(self) -> None:
-        """Run to the end, in a Trio program. Raises as `Run.run_on`.
+        """Run to the end, in a Trio program.
+
+        In the main thread, Ctrl-C and SIGTERM end it after the update under way, which is saved, as `Run.main`. Raises
+        as `Run.run_on`.
 
         Raises:
             InvalidRequest: ``launch_mode`` is ``cluster``, and no cluster is named; or a name of ``logger.backend`` is
@@ -179,7 +182,7 @@ class NexRLController(NexRLModule):
         try:
             with trio.CancelScope() as self._cancel_scope:
                 async with open_cluster(self._spec()) as cluster:
-                    self.result = await self._run.run_on(cluster)
+                    self.result = await self._run.run_on(cluster, handle_signals=True)
         except Exception as error:
             self.activity_tracker.report_exception(self.get_module_name(), "run", error)
             raise

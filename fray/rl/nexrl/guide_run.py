@@ -7,6 +7,7 @@ import logging
 import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ def run_of_guide(
             "validation_data": validation_rows,
             "validate_freq": weight.validate_freq or None,
             "validate_before": config.validate.validate_before_train,
+            "validation_samples_per_row": section.rollout_repeat_n,
         }
     if settings.steps is None:
         updates = math.ceil(len(rows) * data.epochs / settings.groups)
@@ -98,6 +100,7 @@ def run_of_guide(
         max_prompt_length=_max_prompt_length(config),
         sync=weight.sync_mode,
         weight_sync=weight.sync_method,
+        freeze_for_weight_sync=config.service.inference_service.freeze_for_weight_sync,
         staleness_threshold=weight.staleness_threshold,
         rollout_timeout_s=config.rollout_worker.rollout_timeout_s,
         max_attempts=config.rollout_worker.max_attempts,
@@ -205,6 +208,10 @@ def _check_supported(config: GuideConfig) -> None:
             "weight.sync_method is 'vllm', for servers that a run does not have; expected 'memory', 'disk', 'network' "
             "or 'none'"
         )
+    for path in ("trajectory_pool.type", "weight.type", "validate.eval.type"):
+        kind = attrgetter(path)(config)
+        if kind != "default":
+            raise InvalidRequest(f"{path} is {kind!r}, a class of yours that a run does not use; expected 'default'")
     if config.service.train_service.backend == "tinker":
         raise InvalidRequest(
             "service.train_service.backend is 'tinker'; expected 'torch', or a trainer of yours with a "

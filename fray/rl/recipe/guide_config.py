@@ -35,8 +35,42 @@ INFERENCE_BACKENDS = ("fray", "vllm", "openai", "mock")
 
 INPUT, OUTPUT, OBJECT, AGENT = {"path": "input"}, {"path": "output"}, {"path": "object"}, {"path": "agent"}
 """Marks of paths: of what must exist, of what the run makes, of ``file.py:name``, and of a file or ``file.py:name``."""
-UNUSED = {"unused": True}
-"""Mark of keys that are accepted and have no effect."""
+OWN_SERVERS = "a run has servers of its own; a client of yours may read it"
+EACH_ROW_ONCE = "a validation takes each row of its data, and the order does not matter"
+ALWAYS_WATCHED = "events act at once, and processes are always watched (liveness_s)"
+WITHOUT_EFFECT: dict[str, str] = {
+    "algorithm.inference_service": "a run has one inference service, service.inference_service",
+    "data.batch_size": "a run loads the rows of one update at a time; a loader of yours may read it",
+    "data.drop_last": "batches are whole groups, and the last one is whole, too",
+    "data.num_workers": "rows are read once, when the run starts; a loader of yours may read it",
+    "defaults": "",
+    "hydra": "",
+    **{
+        f"runtime_monitor.{key}": ALWAYS_WATCHED
+        for key in (
+            *("exception_handling.check_interval", "health_check.enabled"),
+            *("health_check.check_interval", "health_check.timeout"),
+        )
+    },
+    **{f"service.inference_service.{key}": OWN_SERVERS for key in ("url", "api_key", "max_retries", "timeout_s")},
+    **{
+        f"service.train_service.{key}": "a run trains in processes of its own"
+        for key in ("url", "api_key", "identifier", "max_retries", "timeout_s")
+    },
+    "trainer.sync_weight_path": "files of weights (sync_method: disk) are beside the checkpoints",
+    "trajectory_pool.key_list": "groups are the repeats of a row (group_id); other keys are for pools by themselves",
+    **{
+        f"validate.data.{key}": EACH_ROW_ONCE
+        for key in (
+            *("seed", "batch_size", "shuffle", "epochs", "keep_batch_order"),
+            *("skip_batches", "num_workers", "drop_last"),
+        )
+    },
+    "weight.checkpoint_manager": "trainer.checkpoint_path and its neighbours say what is saved",
+}
+"""Keys that are accepted and have no effect in a run, and why. Those without a reason are of Hydra itself."""
+AS_A_RUN_DOES: dict[str, tuple[Any, ...]] = {"trajectory_pool.key_list": ("group_id", "uid", [], ["group_id"], ["uid"])}
+"""Values of such keys that ask for what a run does anyway."""
 
 
 @define
@@ -103,7 +137,7 @@ class TrainServiceConfig(ServiceConfig):
     """``service.train_service``."""
 
     backend: str = "torch"
-    identifier: str | None = field(default=None, metadata=UNUSED)
+    identifier: str | None = None
     world_size: Count = 1
     """Processes of the trainer."""
 
@@ -152,8 +186,8 @@ class DataConfig(Section):
     """Number of rows of the mock loader."""
     custom_data_loader_module_path: str | None = field(default=None, metadata=INPUT)
     custom_data_loader_class_name: str | None = None
-    num_workers: FromZero = field(default=0, metadata=UNUSED)
-    drop_last: bool = field(default=False, metadata=UNUSED)
+    num_workers: FromZero = 0
+    drop_last: bool = False
 
 
 @define
@@ -203,7 +237,7 @@ class TrainerConfig(Section):
     type: str = "self_hosted_grpo"
     total_train_steps: Count | None = None
     checkpoint_path: str | None = field(default=None, metadata=OUTPUT)
-    sync_weight_path: str | None = field(default=None, metadata=OUTPUT | UNUSED)
+    sync_weight_path: str | None = field(default=None, metadata=OUTPUT)
     save_freq: FromZero = 0
     """Updates between two checkpoints; 0: only the last."""
     remove_previous_ckpt: bool = False
@@ -275,7 +309,7 @@ class WeightConfig(Section):
     staleness_threshold: FromZero = 1
     validate_freq: FromZero = 0
     """Versions between two validations; 0: none."""
-    checkpoint_manager: dict[str, Any] | None = field(default=None, metadata=UNUSED)
+    checkpoint_manager: dict[str, Any] | None = None
 
 
 @define
@@ -314,7 +348,7 @@ class ExceptionHandlingConfig(Section):
     """``runtime_monitor.exception_handling``; times in seconds."""
 
     enabled: bool = True
-    check_interval: Seconds = field(default=1.0, metadata=UNUSED)
+    check_interval: Seconds = 1.0
     policy: Literal["stop_on_error", "continue", "stop_on_critical"] = "stop_on_critical"
 
 
@@ -322,9 +356,9 @@ class ExceptionHandlingConfig(Section):
 class HealthCheckConfig(Section):
     """``runtime_monitor.health_check``; times in seconds. Processes of a run are always watched."""
 
-    enabled: bool = field(default=True, metadata=UNUSED)
-    check_interval: Seconds = field(default=5.0, metadata=UNUSED)
-    timeout: Seconds = field(default=5.0, metadata=UNUSED)
+    enabled: bool = True
+    check_interval: Seconds = 5.0
+    timeout: Seconds = 5.0
 
 
 @define
@@ -356,8 +390,8 @@ class GuideConfig(Section):
     runtime_monitor: RuntimeMonitorConfig = field(factory=RuntimeMonitorConfig)
     resources: dict[str, Any] = field(factory=dict)
     """Arguments of `ResourceConfig` by part: what each ``trainer``, ``server`` and ``rollout`` process reserves."""
-    defaults: Any = field(default=None, metadata=UNUSED)
-    hydra: Any = field(default=None, metadata=UNUSED)
+    defaults: Any = None
+    hydra: Any = None
     directory: Path = field(factory=Path.cwd, init=False, kw_only=True)
     """Directory to which the paths referred; they are absolute now."""
     unused: tuple[str, ...] = field(default=(), init=False, kw_only=True)
@@ -406,7 +440,7 @@ def load_guide_config(
 ) -> GuideConfig:
     """Return a configuration of NexRL's guide, checked.
 
-    Keys that have no effect are accepted and named in a log line.
+    Keys of `WITHOUT_EFFECT` are accepted, and a warning of the log says why they have no effect.
 
     Args:
         config: a YAML file, a mapping or a DictConfig. Relative paths in it refer to the directory of ``NEXRL_PATH``,
@@ -430,9 +464,9 @@ def guide_config(settings: Settings, *, types: Mapping[str, Collection[str]] | N
     if problems:
         raise invalid(settings.name, problems)
     config.grpo()
-    config.unused = tuple(_unused_keys(config, settings.values))
-    if config.unused:
-        logger.info("%s: keys without effect: %s", settings.name, ", ".join(config.unused))
+    config.unused = tuple(_unused_keys(settings.values))
+    if reasons := [f"{path} ({reason})" for path in config.unused if (reason := WITHOUT_EFFECT[path])]:
+        logger.warning("%s: keys without effect: %s", settings.name, "; ".join(reasons))
     return config
 
 
@@ -525,10 +559,11 @@ def _missing(path: str, kind: str) -> str:
     return "" if kind == "output" or Path(path).exists() else f"there is no such file: {path}"
 
 
-def _unused_keys(section: Section, values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    marked = {attribute.name for attribute in fields(type(section)) if attribute.metadata.get("unused")}
+def _unused_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for key, value in values.items():
-        if key in marked:
-            yield f"{prefix}{key}"
-        elif isinstance(value, Mapping) and isinstance(below := section.get(key), Section):
-            yield from _unused_keys(below, value, f"{prefix}{key}.")
+        path = f"{prefix}{key}"
+        if path in WITHOUT_EFFECT:
+            if value not in AS_A_RUN_DOES.get(path, ()):
+                yield path
+        elif isinstance(value, Mapping):
+            yield from _unused_keys(value, f"{path}.")

@@ -1,21 +1,28 @@
-"""Table of the page about moving from NexRL: each name exists, and its test uses it."""
+"""Tables of the page about moving from NexRL: each name exists, and its test uses it.
+
+What each key of the configuration changes is in `test_guide_key_effects`.
+"""
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import importlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fray import rl
-from fray.rl.recipe.guide_config import GuideConfig
+from fray.rl.recipe.guide_config import WITHOUT_EFFECT
+from tests.rl.nexrl.test_guide_key_effects import KEYS, leaves_of_the_guide
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "from-nexrl.md"
-OPERATORS = {"__len__": r"\blen\(", "__getitem__": r"\bloader\["}
-"""Calls of methods whose names a test does not have."""
+OPERATORS = {"__len__": "len", "__getitem__": "[]"}
+"""Names by which a test uses methods whose own names it does not have."""
 ROWS = re.findall(r"^\| (`.*) \| `(test_\w+\.py)` \|$", PAGE.read_text(), re.MULTILINE)
 
 
@@ -32,27 +39,38 @@ def found(path: str) -> Any:
     return value
 
 
+def used_names(tree: ast.Module) -> Iterator[str]:
+    """Return the names that a program uses, or defines for its caller; not those that it imports, or has in texts."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name) | ast.FunctionDef(name=name) | ast.keyword(arg=str(name)):
+                yield name
+            case ast.Subscript():
+                yield "[]"
+            case ast.Constant(value=str(text)):  # a program of the guide that the test runs
+                with contextlib.suppress(SyntaxError):
+                    yield from used_names(ast.parse(text))
+
+
 @pytest.mark.parametrize(("names", "test"), ROWS, ids=[names.split("`")[1] for names, _ in ROWS])
 def test_each_name_of_the_table_exists_and_its_test_uses_it(names: str, test: str) -> None:
     (path,) = ROOT.glob(f"tests/rl/**/{test}")
-    content = path.read_text()
+    used = set(used_names(ast.parse(path.read_text())))
     owner = ""
     for name in re.findall(r"`([^`]+)`", names):
         full = f"{owner}{name}" if name.startswith(".") else name
         owner = full.rpartition(".")[0]
-        assert has_key(full) or found(full) is not None
+        assert found(full) is not None
         last = full.rpartition(".")[2]
-        assert re.search(OPERATORS.get(last, rf"\b{last}\b"), content), f"{full} does not occur in {test}"
+        assert OPERATORS.get(last, last) in used, f"{full} is not used by {test}"
 
 
-def has_key(path: str) -> bool:
-    """Return whether the configuration of the guide has a key."""
-    section: Any = GuideConfig()
-    for name in path.split("."):
-        if not hasattr(type(section), "__attrs_attrs__"):
-            return False
-        names = {attribute.name for attribute in type(section).__attrs_attrs__}
-        if name not in names:
-            return False
-        section = getattr(section, name)
-    return True
+def test_the_page_names_every_key_without_effect_and_no_other() -> None:
+    section = PAGE.read_text().partition("### Keys without effect")[2].partition("\n## ")[0]
+    rows = [row for row in section.splitlines() if row.startswith("| `")]
+    named = [name for row in rows for name in re.findall(r"`([a-z_.]+)`", row.split("|")[1])]
+    full: list[str] = []
+    for name in named:
+        full.append(f"{full[-1].rpartition('.')[0]}{name}" if name.startswith(".") else name)
+    assert sorted(full) == sorted(WITHOUT_EFFECT)
+    assert set(WITHOUT_EFFECT) | set(KEYS) <= set(leaves_of_the_guide())

@@ -35,6 +35,7 @@ def test_roles_of_a_group_share_a_host_and_their_methods_have_their_own_names() 
         assert rl.execute(pool.get_batch).values == {"reward": [1.0]}
         assert loader.get_module_name() == "data_loader-0"
         assert (loader.is_colocated, loader.role) == (True, LOADER)
+        assert isinstance(loader, rl.ActorWrapper)
         alone = manager.get_actor_wrapper(VALIDATION)
         assert [one.get_module_name() for one in alone] == ["validate_dataloader-0", "validate_dataloader-1"]
         assert not alone[0].is_colocated

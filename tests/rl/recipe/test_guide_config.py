@@ -126,13 +126,38 @@ def test_relative_paths_refer_to_nexrl_path(tmp_path: Path, monkeypatch: pytest.
 
 def test_keys_without_effect_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     handling = {"exception_handling": {"check_interval": 2}, "health_check": {"check_interval": 3, "timeout": 4}}
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.WARNING):
         config = load_guide_config({"defaults": ["_self_"], "weight": {"checkpoint_manager": {"type": "x"}}})
         watched = load_guide_config({"runtime_monitor": handling})
     assert config.unused == ("defaults", "weight.checkpoint_manager")
     below = ("exception_handling.check_interval", "health_check.check_interval", "health_check.timeout")
     assert watched.unused == tuple(f"runtime_monitor.{key}" for key in below)
-    assert "config: keys without effect: defaults, weight.checkpoint_manager" in caplog.text
+    assert "config: keys without effect: weight.checkpoint_manager (trainer.checkpoint_path and its" in caplog.text
+    assert "runtime_monitor.health_check.timeout (events act at once, and processes are always watched" in caplog.text
+    assert "defaults (" not in caplog.text
+
+
+def test_keys_that_a_run_cannot_follow_are_logged_and_those_that_ask_for_what_it_does_are_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    load_guide_config({"trajectory_pool": {"key_list": ["group_id"]}})
+    assert caplog.text == ""
+    config = load_guide_config(
+        {
+            "trajectory_pool": {"key_list": ["user", "session"]},
+            "algorithm": {"inference_service": {"servers": 3}},
+            "service": {
+                "inference_service": {"url": "http://elsewhere/v1", "api_key": "k", "max_retries": 9},
+                "train_service": {"url": "http://elsewhere"},
+            },
+        }
+    )
+    assert config.unused == (
+        *("trajectory_pool.key_list", "algorithm.inference_service", "service.inference_service.url"),
+        *("service.inference_service.api_key", "service.inference_service.max_retries", "service.train_service.url"),
+    )
+    for path in config.unused:
+        assert f"{path} (" in caplog.text
 
 
 def test_settings_of_training_follow_from_trainer_algorithm_and_pool() -> None:
