@@ -1,6 +1,6 @@
 """Supervised fine-tuning through the Tinker SDK: a model learns to copy three digits. It needs `tinker`, not Fray.
 
-In another terminal: fray tinker serve --base-model Qwen/Qwen3-0.6B --directory ./service --port 8765
+In another terminal: fray tinker serve --base-model Qwen/Qwen3-0.6B
 Then: python examples/tinker_sft.py http://localhost:8765 [KEY]
 """
 

@@ -400,7 +400,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("wire",),
         (
             *("environments", "operations.operator_file", "opentinker.answers", "opentinker.client", "rewards"),
-            "store",
+            *("saving", "store"),
         ),
         ("kept_engine", "replaced_engine"),
         ("adapter_runner", "game", "training_runner"),

@@ -33,6 +33,7 @@ from fray.tinker.core.adapter_operations import (
     check_name,
     check_path,
 )
+from fray.tinker.saving import saving
 
 SNAPSHOT_SHARE = 0.1
 """Share of a model's time that its snapshots may take."""
@@ -82,6 +83,7 @@ class TrainedModel:
         answer: to the last; None if it was executed by an engine that was lost.
         snapshot: number up to which a snapshot has everything; -1: there is none.
         snapshot_due: seconds of the clock.
+        snapshot_error: why the last one failed; empty: it did not.
     """
 
     name: str
@@ -92,6 +94,7 @@ class TrainedModel:
     answer: OperationResult | None = None
     snapshot: int = -1
     snapshot_due: float = 0.0
+    snapshot_error: str = ""
 
 
 class AdapterRunner:
@@ -199,7 +202,10 @@ class AdapterRunner:
                 answer = self._save(model, seq, operation)
         except (ValueError, LookupError, OSError) as error:
             answer = OperationResult(error=str(error))
-        return evolve(answer, snapshot=model.snapshot)
+        except Exception as error:  # as one that needs more memory than there is: it fails alone
+            log.exception("model %s: request %d failed", model.name, seq)
+            answer = OperationResult(error=f"{type(error).__name__}: {error}")
+        return evolve(answer, snapshot=model.snapshot, snapshot_error=model.snapshot_error)
 
     def finish(self, model: TrainedModel, seq: int, answer: OperationResult) -> None:
         """Note that a request was executed."""
@@ -218,13 +224,10 @@ class AdapterRunner:
         else:
             target.parent.mkdir(parents=True, exist_ok=True)
             unfinished = begin_checkpoint(self._directory / model.name / "saving", 0)
-            try:
+            with saving(path, unfinished):
                 self._trainer.save(model.name, unfinished, optimizer=folder == "weights")
                 (unfinished / SAVED_FILE).write_text(json.dumps(mark), encoding="utf-8")
                 finish_checkpoint(unfinished, 0).rename(target)
-            except BaseException:
-                shutil.rmtree(unfinished, ignore_errors=True)
-                raise
         return OperationResult(path=path, size=sum(file.stat().st_size for file in target.iterdir()))
 
     def _load(self, model: TrainedModel, operation: LoadWeights) -> OperationResult:
@@ -250,13 +253,16 @@ class AdapterRunner:
         began, place = self._clock(), self._snapshots_of(model)
         try:
             unfinished = begin_checkpoint(place, model.seq)
-            self._trainer.save(model.name, unfinished, gradients=True)
-            (unfinished / SNAPSHOT_FILE).write_text(json.dumps(asdict(model.lora)), encoding="utf-8")
-            remove_older(place, finish_checkpoint(unfinished, model.seq))
-            model.snapshot = model.seq
+            with saving(f"the snapshot of request {model.seq}", unfinished):
+                self._trainer.save(model.name, unfinished, gradients=True)
+                (unfinished / SNAPSHOT_FILE).write_text(json.dumps(asdict(model.lora)), encoding="utf-8")
+                path = finish_checkpoint(unfinished, model.seq)
+            remove_older(place, path)
+            model.snapshot, model.snapshot_error = model.seq, ""
         except OSError as error:
             # The older one still counts; more requests are executed again if this engine is lost.
-            log.warning("no snapshot of %s: %s", model.name, error)
+            model.snapshot_error = str(error)
+            log.warning("model %s: %s", model.name, error)
         ended = self._clock()
         model.snapshot_due = ended + (ended - began) / SNAPSHOT_SHARE
 
@@ -278,7 +284,8 @@ class AdapterRunner:
         for name in self.resident - self.keep:
             try:
                 if name in self.models:
-                    self._trainer.save(name, self._offloaded(name), gradients=True)
+                    with saving(f"adapter {name}", self._offloaded(name)):
+                        self._trainer.save(name, self._offloaded(name), gradients=True)
                     self._trainer.remove(name)
                 else:
                     self._adapters.remove(name)
@@ -317,7 +324,7 @@ class AdapterRunner:
                 if request.adapter is not None:
                     self._bring(request.adapter)
                 self._engine.add(request, stream=request.request_id in streamed)
-            except (ValueError, LookupError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 (whatever it is, others share this batch)
                 found.append((request.request_id, error))
         until, has_ended = self._clock() + STEPS_S, bool(found)
         while self._engine.has_work and not has_ended:

@@ -12,12 +12,11 @@ import trio
 from attrs import frozen
 
 from fray.api.cluster import Cluster
-from fray.errors import FrayError
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig
 from fray.rl.model_spec import ModelSpec
 from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits
-from fray.tinker.kept_engine import EngineFailed, KeptEngine
+from fray.tinker.kept_engine import KeptEngine
 from fray.tinker.store import ServiceJob
 from fray.tracebacks import failure_text
 
@@ -95,7 +94,7 @@ class EngineRunner(ABC):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._kept.run, cluster)
                     await self._follow()
-            except* (EngineFailed, FrayError, OSError, ValueError, LookupError) as group:
+            except* Exception as group:  # noqa: BLE001 (whatever it is, it ends this job, and not the service)
                 failure = group
         # Outside: the end of the job cancels what is inside.
         if failure is not None:

@@ -14,7 +14,7 @@ from fray.tinker.core.training_session import EFFECTS
 from fray.tinker.engine import TrainingEngine
 from fray.tinker.engine_runner import EnginePlan, EngineRunner, JobCallbacks
 from fray.tinker.kept_engine import EngineRestarted
-from fray.tinker.store import ServiceJob, ServiceStore
+from fray.tinker.store import ServiceJob, ServiceStore, StoreFailed
 from fray.tinker.training_runner import EngineAnswer
 
 
@@ -48,6 +48,7 @@ class JobRunner(EngineRunner):
         self._changed = trio.Event()
         self.ended = ""
         """Reason why no request is executed any more; empty: the job has not ended."""
+        self._snapshot_error = ""
         self.global_steps = 0
         self.is_initialized = False
         self.generation: dict[str, Any] = {}
@@ -62,6 +63,7 @@ class JobRunner(EngineRunner):
         Raises:
             LedgerFull: requests of its user that are not executed have reached their limit.
             LedgerConflict: its id was used with another body, or too many requests wait.
+            StoreFailed: it cannot be written; a repetition is received again.
         """
         digest = hashlib.sha256(kind.encode() + b"\0" + body).hexdigest()
         # One at a time: a request is executed when it is on disk, and in the order in which they were numbered.
@@ -76,8 +78,12 @@ class JobRunner(EngineRunner):
             entry = self.ledger.entries[receipt.seq]
             entry.listeners += 1
             if receipt.is_new:
-                with trio.CancelScope(shield=True):
-                    await self._store.call(self._store.add_request, self.job_id, entry, body)
+                try:
+                    with trio.CancelScope(shield=True):
+                        await self._store.call(self._store.add_request, self.job_id, entry, body)
+                except StoreFailed:
+                    self.ledger.withdraw(receipt.seq)
+                    raise
                 self._stored = receipt.seq
                 self._wake()
         return receipt.seq
@@ -109,6 +115,7 @@ class JobRunner(EngineRunner):
     def activity(self) -> str:
         """Return what its engine does, or waits for, in words."""
         restarts = f"; its engine was restarted {self.starts - 1} times" if self.starts > 1 else ""
+        restarts += "".join(f"; {each}" for each in (self._snapshot_error, self._store.trouble) if each)
         waiting = self.unfinished
         if self._begun_at is None:
             doing = "waits for its client's next request" if not waiting else f"{waiting} requests wait for its engine"
@@ -125,7 +132,7 @@ class JobRunner(EngineRunner):
         self.see_client()
         if was_sent and not entry.was_sent:
             entry.was_sent = True
-            await self._store.call(self._store.set_sent, self.job_id, seq)
+            await self._store.attempt(self._store.set_sent, self.job_id, seq)
 
     def end(self, reason: str) -> None:
         """End the engine; requests that wait are answered with the reason."""
@@ -180,7 +187,7 @@ class JobRunner(EngineRunner):
                 await self._changed.wait()
                 continue
             entry = self.ledger.entries[seq]
-            stored = await self._store.call(store.body_of, self.job_id, seq)
+            stored = await store.keep(store.body_of, self.job_id, seq)
             self._begun_at = trio.current_time()
             answer: EngineAnswer = await engine.execute(seq, entry.kind, stored.body, stored.scores)
             self._callbacks.on_use(answer.tokens, trio.current_time() - self._begun_at)
@@ -188,21 +195,17 @@ class JobRunner(EngineRunner):
             result = {"http": answer.status, "body": answer.body}
             if entry.answer is None:
                 # On disk before the client, or the next request, sees it.
-                with trio.CancelScope(shield=True):
-                    if answer.checkpoint:
-                        # First: a client that has the path may use it, also if the service is lost between the two.
-                        await self._store.call(
-                            store.add_checkpoint, self.job_id, answer.checkpoint, answer.global_steps
-                        )
-                    await self._store.call(
-                        store.set_answer, self.job_id, seq, result, answer.scores, not answer.is_failure
-                    )
+                if answer.checkpoint:
+                    # First: a client that has the path may use it, also if the service is lost between the two.
+                    await store.keep(store.add_checkpoint, self.job_id, answer.checkpoint, answer.global_steps)
+                await store.keep(store.set_answer, self.job_id, seq, result, answer.scores, not answer.is_failure)
             # A client that reads no answer for long is not gone before it.
             self.see_client()
             if self.ledger.finish(seq, result):
                 if answer.is_failure:
                     entry.has_effect = False
                 self._note(entry)
+            self._snapshot_error = answer.snapshot_error
             self._wake()
             if answer.snapshot:
-                await self._store.call(store.forget_bodies, self.job_id, answer.snapshot)
+                await store.attempt(store.forget_bodies, self.job_id, answer.snapshot)

@@ -10,7 +10,6 @@ import trio
 
 from fray.api.actors.monitor import Down, monitor
 from fray.api.cluster import Cluster
-from fray.errors import FrayError
 from fray.tracebacks import failure_text
 
 MakeActor: TypeAlias = Callable[[Any], Awaitable[Any]]
@@ -85,7 +84,7 @@ class KeptEngine:
                         else:
                             raise event.error
                         self._wake()
-        except* (FrayError, OSError, ValueError, LookupError) as group:
+        except* Exception as group:  # noqa: BLE001 (whatever its start raises: those who wait for it get it)
             failure = group
         if failure is not None:
             text = failure_text(failure)

@@ -28,14 +28,14 @@ from fray.rl.model_spec import ModelSpec, TinyLlama
 from fray.tinker.api_store import TinkerStore
 from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits
 from fray.tinker.engine_runner import EnginePlan
-from fray.tinker.opentinker.answers import Unprocessable, refuse, refuse_body
+from fray.tinker.opentinker.answers import Unprocessable, refuse, refuse_body, refuse_store
 from fray.tinker.opentinker.inference_routes import inference_routes
 from fray.tinker.opentinker.scheduler_routes import scheduler_routes
 from fray.tinker.opentinker.training_routes import training_routes
-from fray.tinker.operations.operator_file import OperatorAccess, write_operator_file
+from fray.tinker.operations.operator_file import OperatorAccess, default_directory, write_operator_file
 from fray.tinker.operations.routes import operator_routes
 from fray.tinker.service_jobs import CLIENT_GRACE_S, JobLimits, JobRefused, ServiceJobs
-from fray.tinker.store import ServiceStore
+from fray.tinker.store import ServiceStore, StoreFailed
 from fray.tinker.tinker_api.base_engine import AdapterPlan
 from fray.tinker.tinker_api.openai_routes import openai_routes
 from fray.tinker.tinker_api.routes import tinker_routes
@@ -110,7 +110,7 @@ class TrainingService:
                 *tinker_routes(self._jobs, self._runs),
                 *openai_routes(self._jobs, self._runs),
             ],
-            exception_handlers={HTTPException: refuse, Unprocessable: refuse_body},
+            exception_handlers={HTTPException: refuse, Unprocessable: refuse_body, StoreFailed: refuse_store},
         )
         settings, port_file = self._settings, self._settings.directory / "port"
         port = settings.port or (int(port_file.read_text()) if port_file.is_file() else 0)
@@ -119,7 +119,8 @@ class TrainingService:
             await nursery.start(self._runs.run, current_cluster())
             tls = _tls_context(*settings.tls) if settings.tls else None
             address = await nursery.start(partial(serve_http, app, host=settings.host, port=port, tls=tls))
-            port_file.write_text(str(address.port))
+            if port != address.port:
+                port_file.write_text(str(address.port))
             self._url = address.url
             certificate = str(settings.tls[0]) if settings.tls else ""
             access = OperatorAccess(address.url, self._jobs.operator_key, certificate)
@@ -176,10 +177,12 @@ class RunningService:
     Args:
         url: its address.
         actor: its actor.
+        directory: of its store.
+        models: names of its models.
     """
 
-    def __init__(self, url: str, actor: Any) -> None:
-        self.url, self._actor = url, actor
+    def __init__(self, url: str, actor: Any, directory: Path, models: tuple[str, ...]) -> None:
+        self.url, self._actor, self.directory, self.models = url, actor, directory, models
 
     async def status(self) -> dict[str, Any]:
         """Return numbers about the service and its jobs, as `TrainingService.status`."""
@@ -193,18 +196,29 @@ class RunningService:
 
 
 def named_models(models: Sequence[ModelSpec] | Mapping[str, ModelSpec]) -> dict[str, ModelSpec]:
-    """Return models by the names that clients give: a path or name is its own, a `TinyLlama` is ``tiny``.
+    """Return models by the names that clients give. Looks at the disk.
+
+    That of a directory is its last part, that of another model its own; a `TinyLlama` is ``tiny``.
 
     Raises:
         InvalidRequest: there is none, or two have one name.
     """
-    if isinstance(models, Mapping):
-        named = dict(models)
-    else:
-        names = ["tiny" if isinstance(model, TinyLlama) else model for model in models]
-        if len(set(names)) < len(names):
-            raise InvalidRequest(f"models={names}: two have one name; write {{name: model}}")
-        named = dict(zip(names, models, strict=True))
+    named: dict[str, ModelSpec] = {}
+    pairs = models.items() if isinstance(models, Mapping) else [(None, model) for model in models]
+    for given, model in pairs:
+        name, spec = "tiny" if given is None else given, model
+        if not isinstance(model, TinyLlama):
+            directory = Path(model).expanduser()
+            # The engines' processes have other working directories.
+            spec = str(directory.absolute()) if directory.is_dir() else model
+            if given is None:
+                name = directory.resolve().name if directory.is_dir() else model
+        if name in named:
+            raise InvalidRequest(
+                f"{named[name]!s:.200} and {spec!s:.200} both have the name {name!r}: "
+                "rename a directory, or give names with serve(models={name: model})"
+            )
+        named[name] = spec
     if not named:
         raise InvalidRequest("models=[]: a service has at least one, such as models=['Qwen/Qwen3-0.6B']")
     return named
@@ -225,7 +239,7 @@ def _tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
 async def serve(
     models: Sequence[ModelSpec] | Mapping[str, ModelSpec],
     *,
-    directory: str | Path,
+    directory: str | Path | None = None,
     cluster: Cluster | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
@@ -240,14 +254,16 @@ async def serve(
     tls: tuple[str | Path, str | Path] | None = None,
     insecure: bool = False,
 ) -> AsyncIterator[RunningService]:
-    """Serve training: ``async with fray.tinker.serve(models=["Qwen/Qwen3-0.6B"], directory="service") as svc``.
+    """Serve training: ``async with fray.tinker.serve(models=["Qwen/Qwen3-0.6B"]) as svc``.
 
     It is an actor of a scope of its own; leaving the block ends it and its engines. The same directory continues
     with the same port, users, jobs and requests.
 
     Args:
-        models: that jobs may train: names, directories or `TinyLlama`, or a dict of them by name.
-        directory: store, snapshots and checkpoints; all machines with engines must reach it.
+        models: that jobs may train: names, directories or `TinyLlama`, or a dict of them by name. A directory has its
+            last part as name.
+        directory: store, snapshots and checkpoints; all machines with engines must reach it. Default: that of
+            `fray.tinker.operations.operator_file.default_directory`, where commands look for it.
         cluster: where it runs. Default: the cluster that is open.
         host: address to listen on.
         port: 0: any free one.
@@ -263,8 +279,8 @@ async def serve(
         insecure: for tests: no TLS beyond loopback.
 
     Raises:
-        InvalidRequest: no models, a directory that another service uses, keys switched off or no TLS beyond loopback,
-            or a certificate that cannot be used.
+        InvalidRequest: no models or two of one name, a directory that another service uses, keys switched off or no TLS
+            beyond loopback, or a certificate that cannot be used.
         ExceptionGroup: of OSError: the port is taken.
     """
     is_loopback = host in LOOPBACK
@@ -289,9 +305,10 @@ async def serve(
         user=user_limits or DEFAULT_LIMITS,
         client_grace_s=client_grace_s,
     )
+    named = await trio.to_thread.run_sync(named_models, models)
     settings = ServiceSettings(
-        await _absolute(directory),
-        *(host, port, limits, named_models(models), threads, resources, session_s, files),
+        await _absolute(directory or default_directory()),
+        *(host, port, limits, named, threads, resources, session_s, files),
     )
     async with (
         (cluster or current_cluster()).open_scope("tinker") as scope,
@@ -300,7 +317,8 @@ async def serve(
         config = ActorConfig(max_restarts=RESTARTS, restart_period_s=RESTART_PERIOD_S, must_start=True)
         actor: Any = await scope.create_actor(TrainingService, settings, name="tinker-service", actor_config=config)
         await nursery.start(_keep_serving, actor)
-        yield RunningService(await actor.url.options(idempotent=True)(), actor)
+        url = await actor.url.options(idempotent=True)()
+        yield RunningService(url, actor, settings.directory, tuple(named))
         nursery.cancel_scope.cancel()
 
 

@@ -79,6 +79,9 @@ class ServiceJobs:
         self.jobs: dict[str, ServiceJob] = {}
         self.runners: dict[str, JobRunner | InferenceRunner] = {}
         self._reasons: dict[str, str] = {}
+        self._accepting = trio.Lock()
+        self._unwritten: set[str] = set()
+        """Jobs whose last change is not on disk yet."""
         self._nursery: trio.Nursery | None = None
         self._cluster: Cluster | None = None
         self.version = VERSION
@@ -112,10 +115,12 @@ class ServiceJobs:
             await self._end_abandoned()
 
     async def _end_abandoned(self) -> None:
-        """End jobs whose clients are gone, until cancelled."""
+        """End jobs whose clients are gone, and write what could not be written, until cancelled."""
         grace_s = self.limits.client_grace_s
         while True:
             await trio.sleep(min(grace_s / 4 or GRACE_CHECK_S, GRACE_CHECK_S))
+            for job_id in list(self._unwritten):
+                await self._write(self.jobs[job_id])
             now = trio.current_time()
             for job_id, runner in list(self.runners.items()):
                 if is_abandoned(now, runner.seen_at, runner.unfinished, grace_s):
@@ -216,16 +221,22 @@ class ServiceJobs:
             raise JobRefused(
                 f"num_gpus: {wanted} GPUs, and this service has {self.limits.gpus}; 0 is a job without GPUs"
             )
-        open_jobs = [job for job in self.jobs.values() if job.user_id == user.user_id and not job.state.is_final]
-        if len(open_jobs) >= self.limits.user.jobs:
-            what = f"{len(open_jobs)} of your jobs have not ended"
-            raise JobRefused(limit_text(what, "jobs", self.limits.user.jobs))
         job = ServiceJob(
             *(secrets.token_hex(6), secrets.token_hex(16), user.user_id, config, wanted, time.time()),
             is_inference=is_inference,
         )
-        await self._write(job)
-        await self._add_runner(job)
+        # One at a time, because of the limit. In the table when it is on disk and can be started.
+        async with self._accepting:
+            open_jobs = [
+                each for each in self.jobs.values() if each.user_id == user.user_id and not each.state.is_final
+            ]
+            if len(open_jobs) >= self.limits.user.jobs:
+                what = f"{len(open_jobs)} of your jobs have not ended"
+                raise JobRefused(limit_text(what, "jobs", self.limits.user.jobs))
+            with trio.CancelScope(shield=True):
+                await self._store.call(self._store.put_job, job)
+                await self._add_runner(job)
+            self.jobs[job.job_id] = job
         await self._schedule()
         return self.jobs[job.job_id]
 
@@ -291,9 +302,11 @@ class ServiceJobs:
     # Inside
 
     async def _write(self, job: ServiceJob) -> None:
+        """Change a job; on a full disk it is written later, and counts all the same."""
         self.jobs[job.job_id] = job
-        with trio.CancelScope(shield=True):
-            await self._store.call(self._store.put_job, job)
+        self._unwritten.add(job.job_id)
+        if await self._store.attempt(self._store.put_job, job) and self.jobs[job.job_id] is job:
+            self._unwritten.discard(job.job_id)
 
     async def _add_runner(self, job: ServiceJob) -> None:
         async def on_start() -> None:
@@ -320,7 +333,7 @@ class ServiceJobs:
             model = self._plan.models.get(path) or (path if Path(path).is_absolute() else None)
             self.runners[job.job_id] = InferenceRunner(job, settings, model, self._plan, callbacks)
             return
-        entries = await self._store.call(self._store.entries, job.job_id)
+        entries = await self._store.keep(self._store.entries, job.job_id)
         self.runners[job.job_id] = JobRunner(job, self._plan, self._store, entries, callbacks)
 
     async def _schedule(self) -> None:

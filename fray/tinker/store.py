@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,8 +21,8 @@ from fray.tinker.core.job_states import ServiceJobState
 from fray.tinker.core.keys import ServiceUser
 from fray.tinker.core.ledger import LedgerEntry
 
-StoreError = sqlite3.Error
-"""Failure of the database, such as a full disk."""
+STORE_RETRY_S = 1.0
+"""Pause before what has happened is written again."""
 SCHEMA = 2
 """Version of the tables."""
 _TABLES = """
@@ -36,6 +37,13 @@ _TABLES = """
     CREATE TABLE checkpoints (job_id TEXT NOT NULL, path TEXT NOT NULL, step INTEGER NOT NULL,
         PRIMARY KEY (job_id, path));
 """
+
+
+log = logging.getLogger("fray.tinker")
+
+
+class StoreFailed(Exception):
+    """Failure of the database, such as a full disk; what was to be written is not there."""
 
 
 @frozen
@@ -92,15 +100,52 @@ class SqliteStore:
         self._db.execute("PRAGMA journal_mode = WAL")
         # An answer that was given is never forgotten, not even when the machine loses power.
         self._db.execute("PRAGMA synchronous = FULL")
-        self._one = trio.CapacityLimiter(1)
+        self._name, self._one = path.name, trio.CapacityLimiter(1)
+        self.trouble = ""
+        """Reason for which what `keep` was given is not on disk yet; empty: all of it is."""
 
     def close(self) -> None:
         """Close the files."""
         self._db.close()
 
     async def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a method in a thread. A cancelled caller waits until it has returned: what was begun is written."""
-        return await trio.to_thread.run_sync(method, *arguments, limiter=self._one)
+        """Call a method in a thread. A cancelled caller waits until it has returned: what was begun is written.
+
+        Raises:
+            StoreFailed: the database fails.
+        """
+        try:
+            return await trio.to_thread.run_sync(method, *arguments, limiter=self._one)
+        except sqlite3.Error as error:
+            raise StoreFailed(f"the service cannot use its store {self._name}: {error}") from error
+
+    async def keep(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method until the database does not fail: for what has happened, and cannot be refused any more.
+
+        A caller that is cancelled leaves when the method has returned, or between two tries.
+        """
+        while True:
+            try:
+                with trio.CancelScope(shield=True):
+                    result = await self.call(method, *arguments)
+            except StoreFailed as error:
+                if not self.trouble:
+                    log.error("%s; tried again each %g s", error, STORE_RETRY_S)
+                self.trouble = str(error)
+                await trio.sleep(STORE_RETRY_S)
+            else:
+                self.trouble = ""
+                return result
+
+    async def attempt(self, method: Callable[..., Any], *arguments: Any) -> bool:
+        """Call a method whose failure does no harm; return False, and log, if the database fails."""
+        try:
+            with trio.CancelScope(shield=True):
+                await self.call(method, *arguments)
+        except StoreFailed as error:
+            log.warning("%s", error)
+            return False
+        return True
 
 
 class ServiceStore(SqliteStore):

@@ -7,6 +7,7 @@ is in a snapshot: weights, optimizer and `TrainingSession`.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
 import traceback
@@ -16,7 +17,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, Protocol
 
-from attrs import asdict, frozen
+from attrs import asdict, evolve, frozen
 
 from fray.rl.checkpoint import begin_checkpoint, finish_checkpoint, remove_older
 from fray.rl.core.versions import VersionName
@@ -30,6 +31,7 @@ from fray.tinker.environments.client import EnvironmentClient, EnvironmentFailed
 from fray.tinker.environments.episodes import AgentLoopPlan, Episode, failures_of, roll_out
 from fray.tinker.rewards.remote import RemoteReward
 from fray.tinker.rewards.uploaded import RewardCall, RewardError, UploadedReward, check_upload
+from fray.tinker.saving import SaveFailed, saving
 from fray.tinker.wire.dataproto import DataProtoError, decode_data_proto
 from fray.tinker.wire.prompts import PromptRow, rows_of
 
@@ -43,6 +45,8 @@ SLOTS = 512
 SAMPLES_SHOWN = 10
 TRACEBACK_LIMIT = 4_000
 _SNAPSHOT_NAME = re.compile(r"global_step_(\d+)")
+
+log = logging.getLogger("fray.tinker")
 
 
 class Reward(Protocol):
@@ -63,6 +67,7 @@ class EngineAnswer:
         scores: rewards of a training step, or what environments answered in its episodes: JSON values, which are not
             asked for again when it is repeated.
         snapshot: number of the request up to which a snapshot has everything; 0: there is none.
+        snapshot_error: why there is no newer one, though it was due; empty: there is, or it was not due.
         checkpoint: directory that was saved for the client; empty: none.
         global_steps: training steps done.
         tokens: generated.
@@ -72,6 +77,7 @@ class EngineAnswer:
     body: dict[str, Any]
     scores: tuple[Any, ...] | None = None
     snapshot: int = 0
+    snapshot_error: str = ""
     checkpoint: str = ""
     global_steps: int = 0
     tokens: int = 0
@@ -110,6 +116,7 @@ class TrainingRunner:
         self._reward: Reward | None = None
         self._environments: dict[str, EnvironmentClient] = {}
         self._snapshot_due = 0.0
+        self._snapshot_error = ""
         self._has_new_step = False
         """A step was trained, or a checkpoint resumed, that no snapshot has."""
 
@@ -131,11 +138,19 @@ class TrainingRunner:
 
     def _take_snapshot(self, seq: int) -> None:
         began = self._clock()
-        unfinished = begin_checkpoint(self._snapshots, seq)
-        self._trainer.save(unfinished)
-        (unfinished / SESSION_FILE).write_text(json.dumps(asdict(self._session)))
-        remove_older(self._snapshots, finish_checkpoint(unfinished, seq))
-        self._snapshot, self._has_new_step, ended = seq, False, self._clock()
+        try:
+            unfinished = begin_checkpoint(self._snapshots, seq)
+            with saving(f"the snapshot of request {seq}", unfinished):
+                self._trainer.save(unfinished)
+                (unfinished / SESSION_FILE).write_text(json.dumps(asdict(self._session)))
+                path = finish_checkpoint(unfinished, seq)
+            remove_older(self._snapshots, path)
+            self._snapshot, self._has_new_step, self._snapshot_error = seq, False, ""
+        except OSError as error:
+            # The requests since the last one stay in the store, so nothing is lost. Tried again later.
+            self._snapshot_error = str(error)
+            log.warning("job %s: %s", self._directory.name, error)
+        ended = self._clock()
         self._snapshot_due = ended + (ended - began) / SNAPSHOT_SHARE
 
     # Operations -------------------------------------------------------------------------------------------------------
@@ -154,24 +169,26 @@ class TrainingRunner:
         if self._has_new_step and self._clock() >= self._snapshot_due:
             # Not right after the step: this request comes when the answer to the one before is on disk. A snapshot that
             # had a request whose answer was lost would leave its client to wait for ever.
-            try:
-                self._take_snapshot(seq - 1)
-            except OSError:
-                # The requests since the last one stay in the store, so nothing is lost. Tried again with the next one.
-                self._snapshot_due = 0.0
+            self._take_snapshot(seq - 1)
+        answer = self._answer(kind, body, scores)
+        return evolve(answer, snapshot=self._snapshot, snapshot_error=self._snapshot_error)
+
+    def _answer(self, kind: str, body: bytes, scores: Sequence[Any] | None) -> EngineAnswer:
         is_batch = kind in ("train_step", "validate")
         try:
             message = _object_of(body)
             self._session.check(kind)
             answer = getattr(self, f"_{kind}")(message, scores)
         except OutOfOrder as error:
-            return EngineAnswer(400, {"detail": str(error)}, snapshot=self._snapshot)
+            return EngineAnswer(400, {"detail": str(error)})
         except _Malformed as error:
-            return EngineAnswer(422, {"detail": error.problems}, snapshot=self._snapshot)
+            return EngineAnswer(422, {"detail": error.problems})
         except (ConfigError, RewardError, EnvironmentFailed, ValueError) as error:
             if is_batch:
                 return self._failure(str(error), error)
-            return EngineAnswer(400, {"detail": str(error)}, snapshot=self._snapshot)
+            return EngineAnswer(400, {"detail": str(error)})
+        except SaveFailed as error:
+            return self._failure(f"{kind}: {error}", error)
         except OSError as error:
             return self._failure(f"{kind}: {error.strerror or error}: {error.filename or self._directory}", error)
         except Exception as error:  # noqa: BLE001 (whatever fails in a step: its client gets it, and the job continues)
@@ -181,16 +198,15 @@ class TrainingRunner:
             200,
             result,
             answer.get("_scores"),
-            self._snapshot,
-            answer.get("_path", ""),
-            self._session.global_steps,
-            answer.get("_tokens", 0),
+            checkpoint=answer.get("_path", ""),
+            global_steps=self._session.global_steps,
+            tokens=answer.get("_tokens", 0),
         )
 
     def _failure(self, text: str, error: Exception) -> EngineAnswer:
         trace = getattr(error, "traceback", "") or "".join(traceback.format_exception(error))
         body = {"status": "error", "error": text, "traceback": trace[-TRACEBACK_LIMIT:]}
-        return EngineAnswer(200, body, snapshot=self._snapshot)
+        return EngineAnswer(200, body)
 
     def _set_generation_config(self, message: dict[str, Any], scores: object) -> dict[str, Any]:
         changes = {name: message[name] for name in GENERATION_KEYS if message.get(name) is not None}
@@ -329,10 +345,11 @@ class TrainingRunner:
     def _save_checkpoint(self, message: dict[str, Any], scores: object) -> dict[str, Any]:
         steps = self._session.global_steps
         unfinished = begin_checkpoint(self._directory / "checkpoints", steps)
-        self._trainer.save(unfinished / ACTOR_FOLDER)
         progress = {"global_steps": steps, "seed": self._seed, "generation": self._session.generation}
-        (unfinished / PROGRESS_FILE).write_text(json.dumps(progress))
-        path = finish_checkpoint(unfinished, steps)
+        with saving(f"the checkpoint of step {steps}", unfinished):
+            self._trainer.save(unfinished / ACTOR_FOLDER)
+            (unfinished / PROGRESS_FILE).write_text(json.dumps(progress))
+            path = finish_checkpoint(unfinished, steps)
         actor = path / ACTOR_FOLDER
         critic = None if self._trainer.critic is None else str(actor / CRITIC_FOLDER)
         paths = {"actor_path": str(actor), "critic_path": critic, "checkpoint_dir": str(path)}
@@ -349,11 +366,13 @@ class TrainingRunner:
             )
         if not settings.model and len(self._models) == 1:
             return next(iter(self._models))
-        if settings.model not in self._models:
+        # A client of this machine may name a directory.
+        found = [name for name, spec in self._models.items() if settings.model in (name, spec)]
+        if not found:
             raise ConfigError(
                 f"actor_rollout_ref.model.path: {settings.model!r} is not served here; expected one of {known}"
             )
-        return settings.model
+        return found[0]
 
     @property
     def _seed(self) -> int:

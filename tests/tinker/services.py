@@ -18,8 +18,8 @@ def share(data_source, solution_str, ground_truth, extra_info, **kw):
 
 
 @asynccontextmanager
-async def running(directory: Path, **options: Any) -> AsyncIterator[tuple[fray.Cluster, Any]]:
-    """Serve the tiny model from ``directory``."""
+async def running(directory: Path | None, **options: Any) -> AsyncIterator[tuple[fray.Cluster, Any]]:
+    """Serve the tiny model from ``directory``; None: that which commands look into."""
     async with fray.open_cluster("machine?nodes=1&cpu=4", logs=False) as cluster:
         settings: dict[str, Any] = {"models": [MODEL], "threads": 1, "directory": directory, **options}
         async with tinker.serve(**settings, cluster=cluster) as service:

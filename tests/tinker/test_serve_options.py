@@ -7,10 +7,16 @@ from pathlib import Path
 import pytest
 
 from fray.cli.main import USAGE, main
+from fray.errors import InvalidRequest
+from fray.rl.model_spec import TinyLlama
 
 pytest.importorskip("starlette")
 pytest.importorskip("hypercorn")
 pytest.importorskip("httpx")
+pytest.importorskip("google.protobuf")
+
+from fray.tinker.service import named_models
+
 # What the service imports is in that environment alone.
 pytestmark = pytest.mark.torch
 
@@ -31,3 +37,20 @@ def test_a_wrong_option_is_refused_with_what_was_meant(
     assert main(["tinker", "serve", "--base-model", "tiny", "--directory", str(directory), *options]) == USAGE
     assert capsys.readouterr().err.startswith(f"fray: {message}")
     assert not directory.exists()
+
+
+def test_a_directory_has_its_last_part_as_name_and_two_of_one_name_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a/tiny", "b/tiny"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a")
+    model = TinyLlama()
+    assert named_models(["./tiny", "Qwen/Qwen3-0.6B"]) == {
+        "tiny": f"{tmp_path}/a/tiny",
+        "Qwen/Qwen3-0.6B": "Qwen/Qwen3-0.6B",
+    }
+    assert named_models({"mine": "tiny", "other": model}) == {"mine": f"{tmp_path}/a/tiny", "other": model}
+    for both in (["tiny/", "../b/tiny"], [model, "tiny"]):
+        with pytest.raises(InvalidRequest, match=r"(a/tiny|TinyLlama.*) and .*tiny both have the name 'tiny': rename"):
+            named_models(both)

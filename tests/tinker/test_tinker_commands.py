@@ -34,8 +34,13 @@ def test_a_command_without_a_service_says_what_it_needs(
 ) -> None:
     pytest.importorskip("httpx")
     monkeypatch.delenv("FRAY_TINKER_KEY", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     for arguments, text in (
-        ([], "no service given: use --url http://host:8765, or --directory DIR with that of fray tinker serve"),
+        (
+            [],
+            f"no service given, and none was served from {tmp_path}/fray/tinker: use --url http://host:8765, or "
+            "--directory DIR with that of fray tinker serve",
+        ),
         (
             ["--directory", str(tmp_path)],
             f"{tmp_path}/operator.json: No such file or directory; expected the directory",
@@ -55,17 +60,20 @@ async def test_an_operator_sees_jobs_and_gives_keys(
     monkeypatch.delenv("FRAY_TINKER_KEY", raising=False)
     # With it, tables are truncated to so many columns; parallel runs of pytest set it.
     monkeypatch.delenv("COLUMNS", raising=False)
-    directory = tmp_path / "service"
+    # The service and the commands find one another without a directory.
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    directory = tmp_path / "fray" / "tinker"
     key_file = tmp_path / "key"
 
-    async def fray(*arguments: str, status: int = 0, where: tuple[str, ...] = ("--directory", str(directory))) -> Any:
+    async def fray(*arguments: str, status: int = 0, where: tuple[str, ...] = ()) -> Any:
         """Run a command; return its JSON, or its messages if it fails."""
         code = await trio.to_thread.run_sync(main, ["tinker", *arguments, *where, "--json"])
         said = capsys.readouterr()
         assert code == status, said.err
         return said.err if code else json.loads(said.out)
 
-    async with running(directory, auth=True, virtual_gpus=1) as (_, service):
+    async with running(None, auth=True, virtual_gpus=1) as (_, service):
+        assert (service.directory, service.models) == (directory, ("tiny",))
         at_url = ("--url", service.url, "--key-file", str(key_file))
         ada = await fray("key", "create", "ada")
         assert (ada["api_key"][:4], ada["tinker_api_key"]) == ("otk_", "tml-" + ada["api_key"][4:])

@@ -60,20 +60,25 @@ def open_service(options: argparse.Namespace) -> Iterator[ServiceConnection]:
     """Connect to the service of the options.
 
     Raises:
-        InvalidRequest: none is named, its directory has no file of a service, or the file with the key has none.
+        InvalidRequest: none is named and none was served here, its directory has no file of a service, or the file with
+            the key has none.
     """
     with explained_missing():
         from fray.tinker.http_client import JsonConnection
-        from fray.tinker.operations.operator_file import read_operator_file
-    if options.directory is not None:
-        access = read_operator_file(options.directory)
+        from fray.tinker.operations.operator_file import OPERATOR_FILE, default_directory, read_operator_file
+    directory = options.directory
+    if directory is None and not options.url:
+        directory = default_directory()
+        if not (directory / OPERATOR_FILE).is_file():
+            raise InvalidRequest(
+                f"no service given, and none was served from {directory}: use --url http://host:8765, or "
+                "--directory DIR with that of fray tinker serve"
+            )
+    if directory is not None:
+        access = read_operator_file(directory)
         url, key, certificate = access.url, access.key, access.certificate
-    elif options.url:
-        url, key, certificate = options.url, "", ""
     else:
-        raise InvalidRequest(
-            "no service given: use --url http://host:8765, or --directory DIR with that of fray tinker serve"
-        )
+        url, key, certificate = options.url, "", ""
     shown = _key_in(options.key_file) if options.key_file else os.environ.get(KEY_VARIABLE, "").strip()
     key = shown or key
     connection = JsonConnection(

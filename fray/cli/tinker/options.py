@@ -12,13 +12,19 @@ def add_tinker(verbs: Verbs) -> None:
     """Add ``fray tinker`` and its verbs."""
     below = verb_group(verbs, "tinker", "serve training over HTTP, look at its jobs, give keys")
     text = "serve training until Ctrl-C, on this machine or on the cluster of FRAY_CLUSTER_SPEC"
-    example = "  fray tinker serve --base-model Qwen/Qwen3-0.6B --directory ./service"
+    example = "  fray tinker serve --base-model Qwen/Qwen3-0.6B"
     parser = verb(below, "serve", "tinker.serve:serve", text, example, opens="itself")
     parser.add_argument(
-        "--base-model", action="append", required=True, metavar="MODEL", help="name or directory; may be repeated"
+        "--base-model",
+        action="append",
+        required=True,
+        metavar="MODEL",
+        help="name, or directory, whose last part is its name; may be repeated",
     )
     parser.add_argument(
-        "--directory", required=True, metavar="DIR", help="store, snapshots and checkpoints; it continues with them"
+        "--directory",
+        metavar="DIR",
+        help="store, snapshots and checkpoints; it continues with them (default: ~/.local/state/fray/tinker)",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8765, metavar="N", help="(default: %(default)s; 0: any free one)")
@@ -64,8 +70,8 @@ def add_tinker(verbs: Verbs) -> None:
 
 def _add_look(below: Verbs) -> None:
     for name, text, example in (
-        ("ls", "list jobs, models, samplers and checkpoints: what each waits for", "ls --directory ./service"),
-        ("top", "show each second who uses the engines, and what the jobs do", "top --directory ./service --once"),
+        ("ls", "list jobs, models, samplers and checkpoints: what each waits for", "ls"),
+        ("top", "show each second who uses the engines, and what the jobs do", "top --once"),
         (
             "show",
             "show a job, model or sampler: requests, steps, checkpoints",
@@ -74,9 +80,9 @@ def _add_look(below: Verbs) -> None:
         (
             "explain",
             "explain the state of a job: what it waits for, or what ended it",
-            "explain 3f9c0d5e71a2 --directory ./service",
+            "explain 3f9c0d5e71a2",
         ),
-        ("cancel", "cancel a job", "cancel 3f9c0d5e71a2 --directory ./service"),
+        ("cancel", "cancel a job", "cancel 3f9c0d5e71a2"),
     ):
         parser = _looking(below, name, f"look:{name}", text, example)
         if name == "ls":
@@ -89,17 +95,15 @@ def _add_look(below: Verbs) -> None:
 
 def _add_keys(below: Verbs) -> None:
     text = "create, list and revoke keys of a service's users"
-    keys = verb_group(below, "key", text, "  fray tinker key create ada --directory ./service")
+    keys = verb_group(below, "key", text, "  fray tinker key create ada")
     text = "create a user and print the key, once, in both spellings: otk_… for OpenTinker, tml-… for the Tinker SDK"
-    parser = _looking(keys, "create", "keys:create", text, "key create ada --directory ./service")
+    parser = _looking(keys, "create", "keys:create", text, "key create ada")
     parser.add_argument("name", metavar="NAME", help="of the user; one whose key was revoked gets a new key")
     parser.add_argument(
         "--admin", action="store_true", help="an administrator: sees all jobs, creates and revokes keys"
     )
-    _looking(
-        keys, "list", "keys:list_keys", "list users and whether their keys are valid", "key list --directory ./service"
-    )
-    parser = _looking(keys, "revoke", "keys:revoke", "revoke the key of a user", "key revoke ada --directory ./service")
+    _looking(keys, "list", "keys:list_keys", "list users and whether their keys are valid", "key list")
+    parser = _looking(keys, "revoke", "keys:revoke", "revoke the key of a user", "key revoke ada")
     parser.add_argument("name", metavar="NAME", help="of the user")
 
 
@@ -112,7 +116,7 @@ def _looking(below: Verbs, name: str, runs: str, text: str, example: str) -> Par
         "--directory",
         type=Path,
         metavar="DIR",
-        help="that of fray tinker serve: has address and an administrator's key",
+        help="that of fray tinker serve, with the address and an administrator's key (default: that of a service here)",
     )
     where.add_argument("--key-file", type=Path, metavar="FILE", help="file with the key (default: FRAY_TINKER_KEY)")
     where.add_argument("--ca-file", type=Path, metavar="FILE", help="certificates that the service's is signed by")

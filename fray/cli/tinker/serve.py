@@ -42,9 +42,9 @@ async def serve(options: argparse.Namespace) -> int:
         async with service as running:
             keys = {name: await running.create_key(name, is_admin=True) for name in options.create_key}
             if options.json:
-                say_json({"url": running.url, "keys": keys})
+                say_json({"url": running.url, "directory": str(running.directory), "keys": keys})
             else:
-                note(f"serving {', '.join(options.base_model)} at {running.url}")
+                note(f"serving {', '.join(running.models)} at {running.url}, from {running.directory}")
                 for name, key in keys.items():
                     note(f"key of {name}: {key}")
             await trio.sleep_forever()

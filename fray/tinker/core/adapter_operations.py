@@ -96,6 +96,7 @@ class OperationResult:
         size: its bytes.
         snapshot: number up to which the requests of this model are in a snapshot, so that they need not be kept; -1:
             there is none.
+        snapshot_error: why there is no newer one, though it was due; empty: there is, or it was not due.
     """
 
     error: str = ""
@@ -105,3 +106,4 @@ class OperationResult:
     path: str = ""
     size: int = 0
     snapshot: int = -1
+    snapshot_error: str = ""

@@ -124,6 +124,12 @@ class Ledger:
             self._by_id[request_id] = entry
         return Receipt(number, is_new=True)
 
+    def withdraw(self, seq: int) -> None:
+        """Forget a request that was received and could not be kept, so that a repetition is received again."""
+        entry = self.entries.pop(seq)
+        if entry.request_id:
+            del self._by_id[entry.request_id]
+
     def _known(self, digest: str, request_id: str, seq: int | None) -> LedgerEntry | None:
         if seq is not None and seq in self.entries:
             return _same(self.entries[seq], digest, f"number {seq}")

@@ -47,6 +47,10 @@ class SampleLedger:
             raise LedgerConflict(f"number {seq} was sent before with another body: a number stands for one request")
         return False
 
+    def withdraw(self, seq: int) -> None:
+        """Forget a request that was received and could not be kept, so that a repetition is received again."""
+        del self.entries[seq]
+
     def finish(self, seq: int, now: float) -> None:
         """Note that a request has its answer."""
         self.entries[seq].answer = True

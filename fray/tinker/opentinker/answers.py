@@ -93,6 +93,11 @@ async def refuse(request: Request, error: Exception) -> Response:
     return JSONResponse({"detail": error.detail}, error.status_code, headers=error.headers)
 
 
+async def refuse_store(request: Request, error: Exception) -> Response:
+    """Return the answer for a StoreFailed: the request was not accepted, and may be sent again."""
+    return JSONResponse({"detail": str(error)}, 503)
+
+
 async def refuse_body(request: Request, error: Exception) -> Response:
     """Return the answer for a body of another form."""
     assert isinstance(error, Unprocessable)

@@ -28,6 +28,12 @@ class OperatorAccess:
     certificate: str = ""
 
 
+def default_directory() -> Path:
+    """Return the directory of a service that was given none: ``~/.local/state/fray/tinker`` (XDG_STATE_HOME counts)."""
+    home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(home).expanduser().absolute() / "fray" / "tinker"
+
+
 def write_operator_file(directory: Path, access: OperatorAccess) -> None:
     """Write the file, readable by the owner alone. Raises OSError."""
     unfinished = directory / f"{OPERATOR_FILE}.new"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
 
-from fray.errors import ActorDied, FrayError
+from fray.errors import ActorDied
 from fray.rl.train.datums import ServiceLoss
 from fray.rl.train.lora import LoRA
 from fray.tinker.api_store import TinkerCheckpoint, TinkerModel, TinkerStore
@@ -22,6 +23,7 @@ from fray.tinker.core.adapter_operations import (
 )
 from fray.tinker.core.ledger import Ledger, LedgerEntry
 from fray.tinker.kept_engine import EngineFailed, EngineRestarted
+from fray.tinker.store import StoreFailed
 from fray.tinker.tinker_api.base_engine import BaseEngine
 from fray.tinker.wire.tinker_json import Fields, adam_of
 from fray.tinker.wire.tinker_proto import ForwardRequest, WireError, decode_forward_request
@@ -30,6 +32,8 @@ CREATE = "create_model"
 SMALL_BYTES = 1 << 16
 """Size up to which a model's latest request is kept in memory, too, with its answer, and decoded in the event loop: to
 read them back, or a thread, would take longer."""
+
+log = logging.getLogger("fray.tinker")
 
 
 class UserError(Exception):
@@ -93,23 +97,33 @@ class ModelRun:
         self._changed = trio.Event()
         self.scope = trio.CancelScope()
         self.failure = ""
+        self._snapshot_error = ""
 
     async def receive(self, kind: str, seq: int, body: bytes, digest: str, has_effect: bool) -> bool:
         """Take a request; return whether it is new. Returns once it is on disk.
 
         Raises:
             LedgerConflict: its number was used with another body, or too many requests wait.
+            StoreFailed: it cannot be written; a repetition is received again.
         """
+        while seq in self._writing:
+            # A repetition: if the first cannot be written, it takes its place.
+            await self._changed.wait()
         receipt = self.ledger.receive(kind, digest, seq=seq, has_effect=has_effect)
         if receipt.is_new:
             # It is executed when it is on disk.
             self._writing.add(seq)
-            with trio.CancelScope(shield=True):
-                await self._store.call(self._store.add, self.model.id, self.ledger.entries[seq], body)
-            if len(body) <= SMALL_BYTES:
-                self._small_body = (seq, body)
-            self._writing.discard(seq)
-            self._wake()
+            try:
+                with trio.CancelScope(shield=True):
+                    await self._store.call(self._store.add, self.model.id, self.ledger.entries[seq], body)
+                if len(body) <= SMALL_BYTES:
+                    self._small_body = (seq, body)
+            except StoreFailed:
+                self.ledger.withdraw(seq)
+                raise
+            finally:
+                self._writing.discard(seq)
+                self._wake()
         return receipt.is_new
 
     def waits_because(self, seq: int) -> tuple[str, str]:
@@ -117,6 +131,8 @@ class ModelRun:
         gap = self.ledger.waits_for(seq)
         if gap is not None:
             return "active", f"request {seq} waits for request {gap}, which has not come"
+        if self._store.trouble:
+            return "paused_capacity", self._store.trouble
         if not self._engine.is_up:
             return "paused_capacity", f"the engine of {self.model.base_model} is being started"
         return "active", f"{seq - self.ledger.applied - 1} requests of this model are before it"
@@ -131,9 +147,10 @@ class ModelRun:
         if self.failure:
             return self.failure
         waiting = sorted(seq for seq in self.ledger.entries if seq > self.ledger.applied)
+        trouble = "".join(f"; {each}" for each in (self._snapshot_error, self._store.trouble) if each)
         if not waiting:
-            return f"waits for its client's next request; {self.executed} executed"
-        behind = f"; {len(waiting) - 1} wait behind it" if len(waiting) > 1 else ""
+            return f"waits for its client's next request; {self.executed} executed{trouble}"
+        behind = (f"; {len(waiting) - 1} wait behind it" if len(waiting) > 1 else "") + trouble
         if waiting[0] != self.ledger.applied + 1 or not self._engine.is_up:
             return f"{self.waits_because(waiting[0])[1]}{behind}"
         return (
@@ -155,7 +172,8 @@ class ModelRun:
                     continue
                 except EngineFailed as error:
                     self.failure = str(error)
-                except (FrayError, ValueError, LookupError, OSError) as error:
+                except Exception as error:  # whatever fails ends this model, and not the service with the others
+                    log.exception("model %s failed", self.model.id)
                     self.failure = f"{type(error).__name__}: {error}"
                 break
         for seq, entry in self.ledger.entries.items():
@@ -174,8 +192,7 @@ class ModelRun:
             has_effect = "error" not in answer
             if entry.answer is None:
                 # On disk before the client, or the next request, sees it.
-                with trio.CancelScope(shield=True):
-                    await store.call(store.set_answer, self.model.id, seq, answer, entry.has_effect and has_effect)
+                await store.keep(store.set_answer, self.model.id, seq, answer, entry.has_effect and has_effect)
                 if self._small_body[0] == seq:
                     self.small_answer = (seq, answer)
             if self.ledger.finish(seq, True):
@@ -183,7 +200,7 @@ class ModelRun:
                 self._on_answer(seq)
             # Not for each request: it goes through all of the model.
             if snapshot > forgotten:
-                await store.call(store.forget_bodies, self.model.id, snapshot)
+                await store.attempt(store.forget_bodies, self.model.id, snapshot)
                 forgotten = snapshot
 
     async def _answer(self, engine: Any, entry: LedgerEntry) -> tuple[dict[str, Any], int]:
@@ -192,12 +209,13 @@ class ModelRun:
             return {"type": CREATE, "model_id": self.model.id}, -1
         seq, body = self._small_body
         if seq != entry.seq:
-            body = await self._store.call(self._store.body, self.model.id, entry.seq)
+            body = await self._store.keep(self._store.body, self.model.id, entry.seq)
         try:
             fields, operation = await self._operation(entry, body)
         except (UserError, ValueError) as error:
             return failed(str(error)), -1
         result: OperationResult = await engine.execute(engine_name(self.model.id), entry.seq, operation)
+        self._snapshot_error = result.snapshot_error
         if result.error:
             return failed(result.error), result.snapshot
         if isinstance(operation, ForwardPass):

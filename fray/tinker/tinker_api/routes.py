@@ -80,7 +80,6 @@ def tinker_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
 
     async def get_info(user: ServiceUser, fields: Fields, body: bytes) -> dict[str, Any]:
         model = runs.model(user, fields.get("model_id", "str"))
-        is_of_characters = isinstance(runs.plan.models.get(model.base_model), TinyLlama)
         return {
             "type": "get_info",
             "model_id": model.id,
@@ -90,8 +89,7 @@ def tinker_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
             "model_data": {
                 "arch": "causal-lm",
                 "model_name": model.base_model,
-                # A directory or a name; a tokenizer of characters has no files, so clients cannot load it.
-                "tokenizer_id": None if is_of_characters else model.base_model,
+                "tokenizer_id": runs.tokenizer_id(model.base_model),
             },
         }
 
@@ -140,9 +138,9 @@ def tinker_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
 
     async def get_sampler(request: Request, user: ServiceUser) -> Response:
         sampler = runs.sampler(user, request.path_params["sampler_id"])
-        return JSONResponse(
-            {"sampler_id": sampler.id, "base_model": sampler.base_model, "model_path": sampler.model_path}
-        )
+        # The SDK looks for the tokenizer of a sampler by this name.
+        base_model = runs.tokenizer_id(sampler.base_model) or sampler.base_model
+        return JSONResponse({"sampler_id": sampler.id, "base_model": base_model, "model_path": sampler.model_path})
 
     async def retrieve_future(request: Request, user: ServiceUser) -> Response:
         fields = Fields.of_body(await body_of(request))

@@ -16,14 +16,14 @@ import trio
 from attrs import asdict, evolve
 
 from fray.api.cluster import Cluster
-from fray.errors import ActorDied, FrayError
+from fray.errors import ActorDied
 from fray.tinker.api_store import TinkerCheckpoint, TinkerModel, TinkerSampler, TinkerSession, TinkerStore
 from fray.tinker.core.adapter_operations import AdapterOperation, OperationResult
 from fray.tinker.core.keys import ServiceUser
 from fray.tinker.core.ledger import LedgerEntry
 from fray.tinker.core.sample_ledger import ANSWER_S, ANSWERS_LIMIT, SampleLedger
 from fray.tinker.kept_engine import EngineFailed
-from fray.tinker.store import StoreError
+from fray.tinker.store import StoreFailed
 from fray.tinker.tinker_api.base_engine import AdapterPlan, BaseEngine
 from fray.tinker.tinker_api.model_run import CREATE, ModelRun, UserError, engine_name, failed
 from fray.tinker.wire.tinker_json import Fields, SampleBody, check_optimizer, lora_of, sample_of
@@ -107,9 +107,14 @@ class TinkerRuns:
         async with trio.open_nursery() as self._nursery:
             self._cluster = cluster
             for model in self.models.values():
-                if model.session_id:
+                # The end of a session may be on disk in part: see `end_session`.
+                if model.session_id in self.sessions:
                     self._start_model(model, await store.call(store.entries, model.id))
-            for sampler in self.samplers.values():
+            for sampler in list(self.samplers.values()):
+                if sampler.session_id and sampler.session_id not in self.sessions:
+                    del self.samplers[sampler.id]
+                    await store.attempt(store.remove, sampler)
+                    continue
                 entries = await store.call(store.entries, sampler.id)
                 self._samples[sampler.id] = SampleLedger(entries, trio.current_time())
                 for entry in entries:
@@ -146,7 +151,10 @@ class TinkerRuns:
         return session
 
     async def end_session(self, session: TinkerSession) -> None:
-        """End a session: its models and samplers end; its checkpoints stay."""
+        """End a session: its models and samplers end; its checkpoints stay.
+
+        On a full disk it ends all the same; after a restart it has its time again, and ends again.
+        """
         self.sessions.pop(session.id, None)
         self._seen.pop(session.id, None)
         for model in [each for each in self.models.values() if each.session_id == session.id]:
@@ -154,8 +162,8 @@ class TinkerRuns:
         for sampler in [each for each in self.samplers.values() if each.session_id == session.id]:
             del self.samplers[sampler.id]
             self._samples.pop(sampler.id, None)
-            await self._store.call(self._store.remove, sampler)
-        await self._store.call(self._store.remove, session)
+            await self._store.attempt(self._store.remove, sampler)
+        await self._store.attempt(self._store.remove, session)
 
     async def _sweep(self) -> None:
         """End sessions without heartbeats, remove checkpoints that have expired, forget old samples."""
@@ -169,7 +177,10 @@ class TinkerRuns:
             now = time.time()
             for checkpoint in list(self.checkpoints.values()):
                 if checkpoint.expires_at is not None and checkpoint.expires_at <= now:
-                    await self.delete_checkpoint(checkpoint)
+                    try:
+                        await self.delete_checkpoint(checkpoint)
+                    except StoreFailed as error:
+                        log.warning("checkpoint %s has expired: %s", checkpoint.id, error)
             await self.forget_samples(trio.current_time())
 
     # Models -----------------------------------------------------------------------------------------------------------
@@ -195,26 +206,37 @@ class TinkerRuns:
                 raise TooMany(f"you have {MODELS_LIMIT} models, the limit; unload one or end its session")
             check_optimizer(fields)
             if kind == CREATE:
-                base_model = fields.get("base_model", "str")
+                base_model = self.base_model_of(fields.get("base_model", "str"))
                 lora = asdict(lora_of(fields, int.from_bytes(hashlib.sha256(model_id.encode()).digest()[:4], "big")))
             else:
                 checkpoint = self.find_checkpoint(user.user_id, fields.get("path", "str"))
                 base_model, lora = checkpoint.base_model, checkpoint.lora
-                if fields.get("base_model", "str", base_model) != base_model:
+                if self.base_model_of(fields.get("base_model", "str", base_model)) != base_model:
                     raise WireError(f"base_model: the checkpoint is of {base_model!r}")
-            self.check_base_model(base_model)
             metadata = fields.get("user_metadata", "dict", None)
             model = TinkerModel(model_id, user.user_id, session.id, base_model, lora, time.time(), metadata)
             # Before the first await: a repetition finds it, and its run.
             self.models[model_id] = model
             self._start_model(model, [])
-            await self._put(model)
+            try:
+                await self._put(model)
+            except StoreFailed:
+                del self.models[model_id]
+                self._runs.pop(model_id).scope.cancel()
+                raise
         return await self.submit(user, kind, model_id, 0, body)
 
-    def check_base_model(self, name: str) -> None:
-        """Raise WireError if a base model is not served."""
-        if name not in self.plan.models:
-            raise WireError(f"base_model: {name!r} is not served here; expected one of {', '.join(self.plan.models)}")
+    def base_model_of(self, given: str) -> str:
+        """Return the name of a base model, given by name or directory. Raises WireError if it is not served."""
+        for name, spec in self.plan.models.items():
+            if given in (name, spec):
+                return name
+        raise WireError(f"base_model: {given!r} is not served here; expected one of {', '.join(self.plan.models)}")
+
+    def tokenizer_id(self, base_model: str) -> str | None:
+        """Return where clients find the tokenizer: a directory or a name; None: it is one of characters, without."""
+        spec = self.plan.models.get(base_model, base_model)
+        return spec if isinstance(spec, str) else None
 
     def model(self, user: ServiceUser, model_id: str) -> TinkerModel:
         """Return a model, whose session may have ended. Raises NotFound."""
@@ -286,11 +308,11 @@ class TinkerRuns:
         """End a model; its checkpoints stay."""
         run = self._runs.pop(model.id, None)
         self.models[model.id] = evolve(model, session_id="")
-        await self._put(self.models[model.id])
+        await self._store.attempt(self._store.put, self.models[model.id])
         if run is not None:
             run.scope.cancel()
             # Its answers stay; nothing is executed again.
-            await self._store.call(self._store.forget_bodies, model.id, run.ledger.last)
+            await self._store.attempt(self._store.forget_bodies, model.id, run.ledger.last)
             assert self._nursery is not None
             self._nursery.start_soon(self._remove_adapter, model)
 
@@ -304,7 +326,7 @@ class TinkerRuns:
                 continue
             except EngineFailed:
                 return  # with all that it had in memory
-            except FrayError as error:
+            except Exception as error:  # noqa: BLE001 (it leaves memory when another one needs its place)
                 log.warning("model %s is not removed from its engine: %s", model.id, error)
             return
 
@@ -349,7 +371,8 @@ class TinkerRuns:
         if number is not None and fields.value.get("path") is None:
             sampler_id = f"{model.session_id}:sample:{number}"
             sampler = TinkerSampler(sampler_id, model.user_id, model.session_id, model.base_model, result.path)
-            await self._add_sampler(sampler)
+            self._add_sampler(sampler)
+            await self._store.keep(self._store.put, sampler)
             return {"type": "save_weights_for_sampler", "sampling_session_id": sampler_id}
         ttl = fields.get("ttl_seconds", "int", None)
         now = time.time()
@@ -359,7 +382,8 @@ class TinkerRuns:
             expires_at=None if ttl is None else now + ttl,
             metadata=fields.get("user_metadata", "dict", None),
         )
-        await self._put(checkpoint)
+        # The files are there: the answer waits until the store has them, too.
+        await self._store.keep(self._store.put, checkpoint)
         self.checkpoints[checkpoint.id] = checkpoint
         kinds = {"weights": "save_weights", "external_weights": "save_weights_external"}
         return {"type": kinds.get(folder, "save_weights_for_sampler"), "path": checkpoint.id}
@@ -372,16 +396,29 @@ class TinkerRuns:
         return checkpoint
 
     async def put_checkpoint(self, checkpoint: TinkerCheckpoint) -> None:
-        """Write a changed checkpoint."""
-        self.checkpoints[checkpoint.id] = checkpoint
+        """Write a changed checkpoint. Raises StoreFailed: it has not changed."""
         await self._put(checkpoint)
+        self.checkpoints[checkpoint.id] = checkpoint
 
     async def delete_checkpoint(self, checkpoint: TinkerCheckpoint) -> None:
-        """Remove a checkpoint with its files, unless a sampler of a session that has not ended has them."""
+        """Remove a checkpoint with its files, unless a sampler of a session that has not ended has them.
+
+        Raises:
+            StoreFailed: its record cannot be removed; the files are, if they may be, and it can be deleted again.
+        """
         self.checkpoints.pop(checkpoint.id, None)
-        await self._store.call(self._store.remove, checkpoint)
-        if any(sampler.weights == checkpoint.weights for sampler in self.samplers.values()):
-            return
+        is_removed = await self._store.attempt(self._store.remove, checkpoint)
+        if not any(sampler.weights == checkpoint.weights for sampler in self.samplers.values()):
+            await self._remove_files(checkpoint)
+        if not is_removed:
+            # SQLite needs room to remove a row, which there may be now.
+            try:
+                await self._store.call(self._store.remove, checkpoint)
+            except StoreFailed:
+                self.checkpoints.setdefault(checkpoint.id, checkpoint)
+                raise
+
+    async def _remove_files(self, checkpoint: TinkerCheckpoint) -> None:
         engine = self._engines.get(checkpoint.base_model)
         if engine is not None and engine.is_up:
             try:
@@ -407,7 +444,7 @@ class TinkerRuns:
         sampler_id = f"{session.id}:sample:{fields.get('sampling_session_seq_id', 'int')}"
         if sampler_id not in self.samplers:
             base_model, weights, path = self._weights_of(user, fields)
-            await self._add_sampler(TinkerSampler(sampler_id, user.user_id, session.id, base_model, weights, path))
+            await self._put_sampler(TinkerSampler(sampler_id, user.user_id, session.id, base_model, weights, path))
         return self.samplers[sampler_id]
 
     def _weights_of(self, user: ServiceUser, fields: Fields) -> tuple[str, str | None, str | None]:
@@ -416,14 +453,20 @@ class TinkerRuns:
         if path is not None:
             checkpoint = self.find_checkpoint(user.user_id, path)
             return checkpoint.base_model, checkpoint.weights, path
-        base_model = fields.get("base_model", "str")
-        self.check_base_model(base_model)
-        return base_model, None, None
+        return self.base_model_of(fields.get("base_model", "str")), None, None
 
-    async def _add_sampler(self, sampler: TinkerSampler) -> None:
+    def _add_sampler(self, sampler: TinkerSampler) -> None:
         self.samplers[sampler.id] = sampler
         self._samples.setdefault(sampler.id, SampleLedger())
-        await self._put(sampler)
+
+    async def _put_sampler(self, sampler: TinkerSampler) -> None:
+        """Add a sampler and write it. Raises StoreFailed: it is not there."""
+        self._add_sampler(sampler)
+        try:
+            await self._put(sampler)
+        except StoreFailed:
+            del self.samplers[sampler.id], self._samples[sampler.id]
+            raise
 
     def sampler(self, user: ServiceUser, sampler_id: str) -> TinkerSampler:
         """Return a sampler. Raises NotFound if there is none, or its session has ended."""
@@ -451,8 +494,14 @@ class TinkerRuns:
             self._check_room(user.user_id, 1)
         if ledger.receive(seq, "asample", digest):
             self._pending[f"{sampler.id}:{seq}"] = trio.Event()
-            with trio.CancelScope(shield=True):
-                await self._store.call(self._store.add, sampler.id, ledger.entries[seq], body)
+            try:
+                with trio.CancelScope(shield=True):
+                    await self._store.call(self._store.add, sampler.id, ledger.entries[seq], body)
+            except StoreFailed:
+                # A repetition is received again.
+                ledger.withdraw(seq)
+                self._answered(f"{sampler.id}:{seq}")
+                raise
             self._start_sample(sampler, seq)
         return f"{sampler.id}:{seq}", wanted.request.num_samples
 
@@ -484,7 +533,11 @@ class TinkerRuns:
         key = (user.user_id, base_model, weights)
         if (sampler_id := self._direct.get(key)) is None:
             sampler_id = self._direct[key] = f"{DIRECT}{secrets.token_hex(8)}:sample:0"
-            await self._add_sampler(TinkerSampler(sampler_id, user.user_id, "", base_model, weights, path))
+            try:
+                await self._put_sampler(TinkerSampler(sampler_id, user.user_id, "", base_model, weights, path))
+            except StoreFailed:
+                del self._direct[key]
+                raise
         return self.samplers[sampler_id]
 
     async def forget_samples(self, now: float) -> None:
@@ -497,19 +550,16 @@ class TinkerRuns:
             if (ledger := self._samples.get(sampler.id)) is None:
                 continue  # its session has ended meanwhile
             old = ledger.forget(now)
-            try:
-                if sampler.session_id or ledger.entries:
-                    await self._store.call(self._store.forget_requests, sampler.id, old)
-                    continue
-                del self.samplers[sampler.id], self._samples[sampler.id]
-                key = (sampler.user_id, sampler.base_model, sampler.weights)
-                # After a restart another one is in its place.
-                if self._direct.get(key) == sampler.id:
-                    del self._direct[key]
-                await self._store.call(self._store.remove, sampler)
-            except StoreError as error:
-                # They are forgotten again after a restart.
-                log.warning("answers of %s stay on disk: %s", sampler.id, error)
+            # What cannot be removed is forgotten again after a restart.
+            if sampler.session_id or ledger.entries:
+                await self._store.attempt(self._store.forget_requests, sampler.id, old)
+                continue
+            del self.samplers[sampler.id], self._samples[sampler.id]
+            key = (sampler.user_id, sampler.base_model, sampler.weights)
+            # After a restart another one is in its place.
+            if self._direct.get(key) == sampler.id:
+                del self._direct[key]
+            await self._store.attempt(self._store.remove, sampler)
 
     def _start_sample(self, sampler: TinkerSampler, seq: int) -> None:
         assert self._nursery is not None
@@ -523,7 +573,7 @@ class TinkerRuns:
         try:
             # The same after a restart, so that the answer does not depend on how often it is computed.
             seed = int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:6], "big")
-            fields = Fields.of_body(await store.call(store.body, sampler.id, seq))
+            fields = Fields.of_body(await store.keep(store.body, sampler.id, seq))
             wanted = sample_of(fields, sampler.weights, seed)
             incarnation = 0
             while True:
@@ -538,11 +588,11 @@ class TinkerRuns:
                     answer = failed(str(error), "server")
                 except (ValueError, FileNotFoundError, LookupError) as error:
                     answer = failed(str(error))
-                except FrayError as error:
-                    answer = failed(str(error), "server")
+                except Exception as error:  # whatever fails ends this request, and not the service with the others
+                    log.exception("request %s failed", request_id)
+                    answer = failed(f"{type(error).__name__}: {error}", "server")
                 break
-            with trio.CancelScope(shield=True):
-                await store.call(store.set_answer, sampler.id, seq, answer, False)
+            await store.keep(store.set_answer, sampler.id, seq, answer, False)
             if (ledger := self._samples.get(sampler.id)) is not None:
                 ledger.finish(seq, trio.current_time())
         except LookupError:
@@ -599,6 +649,8 @@ class TinkerRuns:
             return failed(f"model {owner} was unloaded, or its session has ended, before this request was executed")
         if run is not None:
             state, reason = run.waits_because(seq)
+        elif self._store.trouble:
+            state, reason = "paused_capacity", self._store.trouble
         elif self._engine(record.base_model).is_up:
             state, reason = "active", f"{self._waiting.get(user.user_id, 0)} requests for samples of yours wait"
         else:
