@@ -206,7 +206,7 @@ def test_a_machine_whose_ports_are_taken_by_other_nodes_is_found(monkeypatch: py
 
 
 async def lines_of(spec: str) -> list[str]:
-    """What is said about a cluster and the way there."""
+    """Return the lines of the report about a cluster and the way there."""
     return [each.line() for each in await doctor.check_cluster(Namespace(cluster=spec, token_file=None))]
 
 
