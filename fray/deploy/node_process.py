@@ -19,7 +19,7 @@ from attrs import frozen
 
 from fray.deploy.run_directory import RunDirectory, open_run_directory
 from fray.errors import LaunchFailed
-from fray.node.job_process.inherited_environ import node_environ
+from fray.node.job_process.inherited_environ import mark_argument, node_environ
 from fray.node.linux.process_wait import wait_process_end
 
 if TYPE_CHECKING:
@@ -68,8 +68,9 @@ class NodeProcess:
         read, self._config_fd = os.pipe()
         try:
             with open(self._log_path, "wb") as out:
+                environ = node_environ(os.environ, self.state_dir)
                 self.process = subprocess.Popen(
-                    [sys.executable, "-m", "fray.node.embedded_main", str(read)],
+                    [sys.executable, "-m", "fray.node.embedded_main", str(read), mark_argument(environ)],
                     # The lock stays held until the last node has ended, even if the driver is killed.
                     pass_fds=[read, directory.lock_fd],
                     stdin=subprocess.DEVNULL,
@@ -77,7 +78,7 @@ class NodeProcess:
                     stderr=out,
                     # Ctrl-C in the terminal is for the driver, which ends the nodes in order.
                     start_new_session=True,
-                    env=node_environ(os.environ, self.state_dir),
+                    env=environ,
                 )
         finally:
             # The node reads until the end of the pipe, so no copy of its reading end may stay here.

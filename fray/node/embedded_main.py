@@ -1,9 +1,9 @@
-"""Process of a node whose cluster is embedded in a driver: ``python -m fray.node.embedded_main CONFIG_FD``.
+"""Process of a node whose cluster is embedded in a driver: ``python -m fray.node.embedded_main CONFIG_FD MARK``.
 
 It imports once, forks the zygote, and becomes the node: one interpreter starts where two would (a cold driver takes 510
 ms instead of 800). Invariants: the fork comes before there is a loop, and before the config is read, which has the
 token that no job may know. The driver runs it in the environment that its jobs are to have
-(`fray.node.job_process.inherited_environ.node_environ`).
+(`fray.node.job_process.inherited_environ.node_environ`), and with the argument by which they are recognised.
 """
 
 from __future__ import annotations

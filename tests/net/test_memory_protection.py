@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fray.net.memory_protection import hides_processes
 from tests.support.inspection import AS_ACCOUNT, can_read, needs_accounts
 
 PROGRAM = """
@@ -32,6 +33,18 @@ def start(word: str) -> subprocess.Popen[bytes]:
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
     return process
+
+
+@pytest.mark.parametrize(
+    ("options", "hides"),
+    [("rw", False), ("rw,hidepid=0", False), ("rw,hidepid=2", True), ("rw,hidepid=invisible", True)],
+)
+def test_it_is_known_whether_proc_hides_what_may_not_be_inspected(tmp_path: Path, options: str, hides: bool) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        f"21 27 0:5 / / rw - ext4 /dev/sda rw\n22 21 0:21 / /proc rw,relatime shared:9 - proc proc {options}\n"
+    )
+    assert hides_processes(str(mounts)) is hides
 
 
 @needs_accounts

@@ -17,7 +17,7 @@ from typing import Any
 from attrs import define, field
 
 from fray.node.job_process.inherited_environ import STATE_MARK
-from fray.node.linux.process_tree import end_all, environ_of
+from fray.node.linux.process_tree import end_all, has_mark
 
 TREE = Path(__file__).with_name("process_tree_program.py")
 ROLES = ("driver", "unrelated", "node", "zygote", "shim")
@@ -52,8 +52,8 @@ class Tree:
             os.close(descriptor)
 
     def marked(self) -> list[int]:
-        """Everything below the node that a later node would recognize by the mark in its environment."""
-        return [pid for pid in _pids() if self.state_dir in environ_of(pid).get(STATE_MARK, "").split(":")]
+        """Everything below the node that a later node would recognize by the mark."""
+        return [pid for pid in _pids() if has_mark(pid, STATE_MARK, self.state_dir)]
 
     def below(self) -> list[int]:
         """Everything below the node, programs with an empty environment included."""
@@ -148,7 +148,7 @@ def open_tree(state_dir: str, pid_namespace: str = "off") -> Iterator[Tree]:
     finally:
         tree.kill(*ROLES)
         popen.wait()
-        end_all(lambda pid: state_dir in environ_of(pid).get(STATE_MARK, "").split(":"))
+        end_all(lambda pid: has_mark(pid, STATE_MARK, state_dir))
         for pid in tree.below():
             kill_if(pid, lambda pid: _argv0(pid).startswith(state_dir))
         tree.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 
 import pytest
 import trio
@@ -11,6 +12,7 @@ import trio
 import fray
 from fray import Entrypoint, JobRequest
 from fray.node.linux.process_tree import children
+from fray.node.linux.process_wait import wait_process_end
 from tests.processes.lab import (
     SMALL,
     TOKEN,
@@ -52,19 +54,55 @@ async def test_a_wrong_token_is_refused_at_once_and_never_shown(lab: Lab) -> Non
     assert TOKEN not in (lab.directory / "controller.log").read_text()
 
 
+def tree_of(lab: Lab, node: str) -> tuple[int, int, int]:
+    """Return the pids of zygote, shim and job of a node with one attempt."""
+    (zygote,) = children(lab.running[node].pid)
+    (shim,) = children(zygote)
+    (job,) = children(shim)
+    return zygote, shim, job
+
+
 @needs_accounts
-async def test_the_memory_of_controller_and_node_is_closed_to_other_processes_of_their_account(lab: Lab) -> None:
+async def test_the_memory_of_controller_node_and_shim_is_closed_to_other_processes_of_their_account(lab: Lab) -> None:
     lab.wrapper = AS_ACCOUNT
     lab.start_controller()
     lab.start_node("alpha")
     await connected(lab)
-    with trio.fail_after(60):
-        async with fray.open_cluster(lab.spec, token=TOKEN, logs=False) as cluster:
-            await cluster.wait_for_nodes(1)
-            pids = {name: process.pid for name, process in lab.running.items()}
-            (zygote,) = children(pids["alpha"])
-            readable = {name: can_read(pid, "environ") for name, pid in {**pids, "zygote": zygote}.items()}
-            assert readable == {"controller": False, "alpha": False, "zygote": True}
+    async with fray.open_cluster(lab.spec, token=TOKEN, logs=False) as cluster, cluster.open_scope("run") as scope:
+        with trio.fail_after(60):
+            counter = await scope.create_actor(job_functions.Counter, 0)
+            assert await counter.add(1) == 1
+        zygote, shim, job = tree_of(lab, "alpha")
+        pids = {name: process.pid for name, process in lab.running.items()}
+        pids |= {"zygote": zygote, "shim": shim, "job": job}
+        assert {name for name, pid in pids.items() if can_read(pid, "environ")} == {"zygote", "job"}
+
+
+@needs_accounts
+async def test_a_node_ends_the_shim_of_an_earlier_one_although_it_may_not_inspect_it(lab: Lab) -> None:
+    lab.wrapper = AS_ACCOUNT
+    lab.start_controller()
+    lab.start_node("alpha")
+    await connected(lab)
+    async with fray.open_cluster(lab.spec, token=TOKEN, logs=False) as cluster, cluster.open_scope("run") as scope:
+        with trio.fail_after(60):
+            counter = await scope.create_actor(job_functions.Counter, 0, max_restarts=1)
+            assert await counter.add(1) == 1
+        zygote, shim, job = tree_of(lab, "alpha")
+        try:
+            # In this order none of them notices the end of another.
+            for pid in (zygote, shim):
+                os.kill(pid, signal.SIGSTOP)
+            lab.kill("alpha")
+            os.kill(zygote, signal.SIGKILL)
+            lab.start_node("alpha")
+            with trio.fail_after(60):
+                for pid in (shim, job):
+                    await wait_process_end(pid)
+        finally:
+            for pid in (zygote, shim):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 async def test_the_controller_dies_by_kill_9_and_clients_notice_only_a_pause(lab: Lab) -> None:

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from fray.node.job_process.inherited_environ import STATE_MARK
-from fray.node.linux.process_tree import environ_of
 from fray.v2 import LocalClient, ResourceConfig
 from fray.v2.fray.client import FrayClient
 
@@ -62,7 +61,14 @@ def environ(temporary: Path) -> dict[str, str]:
 def below(temporary: Path) -> list[int]:
     """All processes of nodes that have their directory there."""
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    return [pid for pid in pids if str(temporary) in environ_of(pid).get(STATE_MARK, "")]
+    return [pid for pid in pids if _is_below(pid, temporary)]
+
+
+def _is_below(pid: int, temporary: Path) -> bool:
+    try:
+        return os.fsencode(f"{STATE_MARK}={temporary}/") in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
 
 
 @contextmanager

@@ -49,7 +49,7 @@ from fray.node.linux.process_tree import (
     children,
     end_all,
     end_descendants,
-    environ_of,
+    has_mark,
     has_terminal,
     works_in,
 )
@@ -616,11 +616,11 @@ class ProcessLauncher(Launcher):
 def _belongs_to_node(pid: int, mark: str) -> bool:
     """Return whether a process runs below a node on this state directory.
 
-    Its environment carries the node's mark, or it works in the directory of an attempt and has no terminal (as a person
-    looking around there would).
+    It carries the node's mark, or it works in the directory of an attempt and has no terminal (as a person looking
+    around there would).
     """
-    # A list: a node that was started within a job of another node has the marks of both.
-    if mark in environ_of(pid).get(STATE_MARK, "").split(":"):
+    # Of several marks: a node that was started within a job of another node has those of both.
+    if has_mark(pid, STATE_MARK, mark):
         return True
     return works_in(pid, f"{mark}/attempts/") and not has_terminal(pid)
 

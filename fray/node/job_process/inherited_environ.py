@@ -8,6 +8,11 @@ STATE_MARK = "FRAY_NODE_STATE"
 """Variable that marks every process below a node: state directories of the nodes it is below, joined by ``:``."""
 
 
+def mark_argument(environ: Mapping[str, str]) -> str:
+    """Return the argument by which a process without a readable environment is recognised, and all that it forks."""
+    return f"{STATE_MARK}={environ.get(STATE_MARK, '')}"
+
+
 def node_environ(environ: Mapping[str, str], state_dir: str) -> dict[str, str]:
     """Return what a node passes to its jobs: its own environment without Fray's variables (the token is one), and the
     mark."""

@@ -218,14 +218,23 @@ def _parent(pid: int) -> int:
 # Survivors of an earlier run -----------------------------------------------------------------------------------------
 
 
-def environ_of(pid: int) -> dict[str, str]:
-    """Return the environment a process was executed with; empty for one that has ended, a zombie, or another user's."""
+def has_mark(pid: int, variable: str, mark: str) -> bool:
+    """Return whether a process was executed with this mark in ``variable``, where marks are joined by ``:``.
+
+    The variable counts in the environment and, as ``VARIABLE=marks``, in the command line, which can also be read of
+    processes that forbid inspection. A fork has both of its parent; a zombie has none.
+    """
+    start = f"{variable}="
+    words = [*_words(pid, "environ"), *_words(pid, "cmdline")]
+    return any(mark in word.removeprefix(start).split(":") for word in words if word.startswith(start))
+
+
+def _words(pid: int, file_name: str) -> list[str]:
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            words = os.fsdecode(file.read()).split("\0")
+        with open(f"/proc/{pid}/{file_name}", "rb") as file:
+            return os.fsdecode(file.read()).split("\0")
     except OSError:
-        return {}
-    return dict(word.split("=", 1) for word in words if "=" in word)
+        return []
 
 
 def works_in(pid: int, directory: str) -> bool:

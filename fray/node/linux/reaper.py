@@ -1,4 +1,4 @@
-"""Killing of processes by a mark in their environment, and a reaper that does it when another process ends.
+"""Killing of processes that carry a mark, and a reaper that does it when another process ends.
 
 This module imports little: the reaper is a process of its own, and starts in milliseconds.
 """
@@ -10,12 +10,7 @@ import select
 import signal
 from contextlib import suppress
 
-from fray.node.linux.process_tree import end_all, environ_of
-
-
-def has_mark(pid: int, variable: str, mark: str) -> bool:
-    """Return whether a process was executed with this mark in ``variable``, where marks are joined by ``:``."""
-    return mark in environ_of(pid).get(variable, "").split(":")
+from fray.node.linux.process_tree import end_all, has_mark
 
 
 def end_marked(variable: str, mark: str) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from attrs import Factory, evolve, frozen
 
 from fray.model.specs import AttemptSpec, EntryKind, JobAccount
 from fray.net.codec import to_json
+from fray.net.memory_protection import allow_inspection
 from fray.node.accounts.switch import become, give, set_environ
 from fray.node.job_process.bootstrap import (
     ProcessSpec,
@@ -110,6 +111,7 @@ def _named_pipe(path: str) -> tuple[int, int]:
 def _become_job(start: ShimConfig, shim: int, stdio: tuple[int, int], outcome_fd: int, control_fd: int) -> ProcessSpec:
     try:
         _detach(shim, stdio, (outcome_fd, control_fd))
+        allow_inspection()  # captures of its stacks, and the user's debuggers
         body = ProcessSpec(
             attempt_spec=start.attempt_spec,
             entry=start.entry,

@@ -15,6 +15,7 @@ import trio
 from attrs import define, field
 
 from fray.errors import LaunchFailed
+from fray.node.job_process.inherited_environ import mark_argument
 from fray.node.zygotes.zygote import ForkedZygote
 
 READY_S = 60.0
@@ -121,7 +122,7 @@ class ZygoteManager:
             # -P elsewhere: nothing must be imported from the node's directory.
             at_home = self.interpreter == sys.executable
             command = [self.interpreter, *([] if at_home else ["-P"]), "-m", "fray.node.zygotes.zygote"]
-            command += ["--link-fd", str(zygote_end.fileno())]
+            command += ["--mark", mark_argument(self.environ), "--link-fd", str(zygote_end.fileno())]
             command += ["--node-pid", str(os.getpid()), *(f"--preload={name}" for name in self.preload)]
             command += ["--lock-path", self.lock_path] if self.lock_path else []
             command += [f"--descriptors={self.descriptors}"] if self.descriptors is not None else []

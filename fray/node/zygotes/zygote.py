@@ -32,6 +32,7 @@ from attrs import frozen
 from fray.model.specs import ActorConfig, AttemptSpec, EndReason, EntryKind, JobSpec, Outcome
 from fray.net.codec import from_json, to_json
 from fray.net.file_limits import lower_limit
+from fray.net.memory_protection import forbid_inspection, hides_processes
 from fray.node.job_process.bootstrap import run_entrypoint
 from fray.node.linux.process_tree import become_subreaper, end_descendants, set_title
 from fray.node.shim.main import run_shim
@@ -194,6 +195,7 @@ def fork_zygote(names: Sequence[str]) -> ForkedZygote:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a zygote in an interpreter of its own: whenever the node has a loop already."""
     parser = argparse.ArgumentParser(prog="fray.node.zygotes.zygote", description="forks the jobs of a fray-node")
+    parser.add_argument("--mark", help="not used by it: what it forks is recognised by it")
     parser.add_argument("--link-fd", type=int, required=True)
     parser.add_argument("--node-pid", type=int, required=True)
     parser.add_argument("--preload", action="append", default=[])
@@ -228,9 +230,13 @@ def run_zygote(link: socket.socket, node_pid: int, names: Sequence[str]) -> NoRe
     if os.getppid() != node_pid:
         os._exit(0)
     preload(names)
+    # Else a later node would not find a shim that is left behind, for example one that was stopped (SIGSTOP).
+    protects = os.geteuid() == 0 or not hides_processes()
     control = Zygote(link, node_pidfd).serve()
     if control is None:
         os._exit(0)
+    if protects:
+        forbid_inspection()
     # Here and not where the fork was: nothing of the zygote's frames and locals is left in the child.
     run_entrypoint(run_shim(control, node_pidfd))
 
