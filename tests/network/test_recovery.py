@@ -13,7 +13,7 @@ from tests.network.conftest import Times
 from tests.network.host import SHARED
 from tests.network.laboratory import Laboratory
 from tests.network.test_silent_losses import COMPUTE_S, assert_effects, longest_s
-from tests.upgrade.builds import export_previous
+from tests.upgrade.builds import PREVIOUS, export_build
 
 LEASE_S = 240
 """The shortest lease that daemons accept."""
@@ -297,7 +297,7 @@ def test_actors_of_a_machine_with_a_new_address_are_dialed_there_by_new_callers(
 
 @pytest.mark.parametrize("older", ["caller", "host"])
 def test_callers_and_hosts_of_the_previous_release_are_relayed(older: str, lab: Laboratory) -> None:
-    export_previous(lab.shared / "previous")
+    export_build(PREVIOUS, lab.shared / "previous")
     tree = f"{SHARED}/previous"
     with open_test_cluster(lab, "n1") as cluster:
         host = cluster.open_driver(lab.host("laptop", behind_nat=True), tree if older == "host" else "")

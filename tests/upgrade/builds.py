@@ -1,4 +1,4 @@
-"""Trees of Fray to be run beside one another: this one, the previous build, and one of a release too far away."""
+"""Trees of Fray to be run beside one another: this one, those of two commits, and one of a release too far away."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ import pytest
 from attrs import define, field
 
 ROOT = Path(__file__).parents[2]
-PREVIOUS = Path(__file__).parent / "previous_build"
+PREVIOUS, RECENT = "previous_build", "recent_build"
+"""Files that name the commit of the previous release, and a recent one (when they move: CONTRIBUTING.md)."""
 TOKEN = "a-token-hard-to-guess"
 WITHIN_S = 60.0
 
 
-def export_previous(into: Path) -> Path:
-    """Write the package of the commit that `PREVIOUS` names into a new directory; skip the test if it is not known."""
-    commit = PREVIOUS.read_text().strip()
+def export_build(name: str, into: Path) -> Path:
+    """Write the package of the commit that a file names into a new directory; skip the test if it is not known."""
+    commit = (Path(__file__).parent / name).read_text().strip()
     git = ["git", "-C", str(ROOT)]
     try:
         subprocess.run([*git, "cat-file", "-e", f"{commit}^{{commit}}"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
-        pytest.skip(
-            f"the history lacks commit {commit[:8]} of tests/upgrade/previous_build: fetch it (git fetch --unshallow)"
-        )
+        pytest.skip(f"the history lacks commit {commit[:8]} of tests/upgrade/{name}: fetch it (git fetch --unshallow)")
     packed = subprocess.run([*git, "archive", commit, "fray"], check=True, capture_output=True).stdout
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
         archive.extractall(into, filter="data")

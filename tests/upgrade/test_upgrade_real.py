@@ -1,13 +1,13 @@
-"""An upgrade of a running cluster from the previous build to this one, with real processes of both."""
+"""An upgrade of a running cluster from an earlier build to this one, with real processes of both."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -15,8 +15,18 @@ from attrs import evolve
 from fray.model.messages.session import VERSION
 from fray.net.channel.versions import WIRE_VERSIONS
 from tests.processes.test_tls_real import HOST
-from tests.upgrade.builds import ROOT, WITHIN_S, Cluster, export_distant, export_previous, open_cluster, wait_until
-from tests.upgrade.wire_schema import SNAPSHOT
+from tests.upgrade.builds import (
+    PREVIOUS,
+    RECENT,
+    ROOT,
+    WITHIN_S,
+    Cluster,
+    export_build,
+    export_distant,
+    open_cluster,
+    wait_until,
+)
+from tests.upgrade.wire_schema import SNAPSHOT, problems
 
 pytestmark = [pytest.mark.full, pytest.mark.within(300)]
 DRIVER = Path(__file__).parent / "driver_during_upgrade.py"
@@ -41,7 +51,17 @@ trio.run(main)
 
 @pytest.fixture(scope="module")
 def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return export_previous(tmp_path_factory.mktemp("previous"))
+    return export_build(PREVIOUS, tmp_path_factory.mktemp(PREVIOUS))
+
+
+@pytest.fixture(scope="module")
+def recent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_build(RECENT, tmp_path_factory.mktemp(RECENT))
+
+
+@pytest.fixture(params=["previous", "recent"])
+def earlier(request: pytest.FixtureRequest) -> Path:
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture
@@ -177,27 +197,27 @@ def test_a_controller_of_a_wrong_release_ends_nothing(cluster: Cluster, tmp_path
     work.finish()
 
 
-def test_a_new_driver_and_a_new_node_work_with_an_old_controller(cluster: Cluster, previous: Path) -> None:
-    cluster.start_controller(previous)
-    cluster.start_node("old", previous)
+def test_a_new_driver_and_a_new_node_work_with_an_old_controller(cluster: Cluster, earlier: Path) -> None:
+    cluster.start_controller(earlier)
+    cluster.start_node("old", earlier)
     assert hello(cluster, ROOT) == "1024 [1, 3, 6]\n"
     cluster.stop("old")
     cluster.start_node("new", ROOT)
-    for tree in (previous, ROOT):
+    for tree in (earlier, ROOT):
         assert hello(cluster, tree) == "1024 [1, 3, 6]\n"
 
 
 @pytest.mark.skipif(not HOST, reason="this machine has no address but loopback")
-def test_both_builds_work_together_over_tls(cluster: Cluster, previous: Path) -> None:
+def test_both_builds_work_together_over_tls(cluster: Cluster, earlier: Path) -> None:
     cluster.host = HOST
-    cluster.start_controller(previous)
-    cluster.start_node("n", previous)
+    cluster.start_controller(earlier)
+    cluster.start_node("n", earlier)
     assert hello(cluster, ROOT) == "1024 [1, 3, 6]\n"
     replace_controller(cluster, ROOT)
-    assert hello(cluster, previous) == "1024 [1, 3, 6]\n"
+    assert hello(cluster, earlier) == "1024 [1, 3, 6]\n"
     cluster.stop("n")
     cluster.start_node("n", ROOT)
-    assert hello(cluster, previous) == "1024 [1, 3, 6]\n"
+    assert hello(cluster, earlier) == "1024 [1, 3, 6]\n"
 
 
 def test_a_release_too_far_away_is_refused_by_the_same_line_on_both_sides(cluster: Cluster, tmp_path: Path) -> None:
@@ -215,9 +235,15 @@ def test_a_release_too_far_away_is_refused_by_the_same_line_on_both_sides(cluste
     assert f"ProtocolMismatch: {line}" in hello(cluster, distant)
 
 
+def schema_of(tree: Path) -> dict[str, Any]:
+    script = [sys.executable, str(Path(__file__).parent / "wire_schema.py"), str(tree)]
+    printed = subprocess.run(script, capture_output=True, check=True, text=True).stdout
+    return dict(json.loads(printed))
+
+
 def test_the_snapshot_is_the_schema_of_the_previous_build(previous: Path) -> None:
-    script = Path(__file__).parent / "wire_schema.py"
-    printed = subprocess.run(
-        [sys.executable, str(script), str(previous)], capture_output=True, check=True, env={**os.environ}, text=True
-    ).stdout
-    assert json.loads(printed) == json.loads(SNAPSHOT.read_text())
+    assert schema_of(previous) == json.loads(SNAPSHOT.read_text())
+
+
+def test_what_the_recent_build_reads_and_writes_is_still_there(recent: Path) -> None:
+    assert list(problems(schema_of(recent), schema_of(ROOT))) == []
