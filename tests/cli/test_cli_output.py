@@ -27,6 +27,7 @@ from fray.model.messages.client import NodeInfo
 from fray.model.monitoring.health import Progress
 from fray.model.specs import AttemptInfo, EndReason, JobInfo, JobState
 from fray.model.text import visible_text
+from fray.runtime.controller_client.log_lines import print_lines
 
 
 def info(state: JobState, *attempts: AttemptInfo, **more: Any) -> JobInfo:
@@ -174,3 +175,11 @@ def test_terminals_get_visible_text_and_programs_what_was_printed(monkeypatch: p
         monkeypatch.setattr("sys.stderr", stream)
         print_error(InvalidRequest(EVIL))
         assert stream.getvalue().endswith(f"fray: {expected.partition(chr(10))[0]}\n")
+
+
+def test_a_drivers_own_terminal_gets_what_its_jobs_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = LogLine(time=1.0, stream="out", text=EVIL, attempt_id="j:0:0", job_id="j", name="j", number=0)
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    print_lines([line])
+    assert terminal.getvalue() == f"(j) {EVIL}\n"

@@ -23,7 +23,7 @@ from fray.model.messages.node import NodeHello, ObservedState
 from fray.model.policy.policy import Policy
 from fray.model.reservations import ReservationSpec
 from fray.model.resources import Demand
-from fray.model.specs import ObservedAttempt, Phase
+from fray.model.specs import EntryKind, ObservedAttempt, Phase
 from fray.net.codec import to_json
 from fray.scheduler import effects as events
 from fray.scheduler.effects import ControllerStarted, Effect, Event, EventRefused, LaunchRequested, Reply, SessionOpened
@@ -341,8 +341,12 @@ async def test_a_lone_surrogate_is_refused_at_the_door_and_the_driver_stays(auto
             with pytest.raises(InvalidRequest, match=r"Unicode|surrogate") as caught:
                 await driver.ask(Launch(jobs=(spec("work", **bad),)), [b"payload"])
             assert next(iter(bad)) in str(caught.value)
-        with pytest.raises(InvalidRequest, match="NUL"):
-            await driver.ask(Launch(jobs=(spec("work", env_vars={"A": "x\0y"}),)), [b"payload"])
+        program = {"entry": EntryKind.BINARY, "argv": ("echo", "x\0y")}
+        for bad in (program, {"env_vars": {"A": "x\0y"}}, {"sys_path": ("/a\0b",)}, {"cwd": "/a\0b"}):
+            with pytest.raises(InvalidRequest, match="an argument, a variable or a path has a NUL character"):
+                await driver.ask(Launch(jobs=(spec("work", **bad),)), [b"payload"])
+        with pytest.raises(InvalidRequest, match="cannot be the name of a variable"):
+            await driver.ask(Launch(jobs=(spec("work", env_vars={"A\0B": "x"}),)), [b"payload"])
         with pytest.raises(InvalidRequest, match="64 bits"):
             await driver.ask(Launch(jobs=(spec("work", memory_limit_bytes=10**400),)), [b"payload"])
         with pytest.raises(InvalidRequest, match="amount"):

@@ -83,9 +83,12 @@ class Impostor:
 
 
 @asynccontextmanager
-async def controller(store: Store, *addresses: str) -> AsyncIterator[RunningController]:
+async def controller(
+    store: Store, *addresses: str, tls_server: TlsServer | None = None
+) -> AsyncIterator[RunningController]:
     async with trio.open_nursery() as nursery:
-        running = await nursery.start(run_controller, store, WebSocketNetwork(), addresses, TOKEN)
+        network = WebSocketNetwork(tls_server=tls_server)
+        running = await nursery.start(run_controller, store, network, addresses, TOKEN)
         yield running
         nursery.cancel_scope.cancel()
 
@@ -142,6 +145,39 @@ async def test_a_recorded_proof_opens_neither_listener_of_the_living_controller_
                             assert answer.startswith(b"HTTP/1.1 401 "), answer
                             assert not is_challenge(answer)
                         (await WebSocketNetwork().dial(address, CREDENTIAL, timeout_s=5)).abort()
+    finally:
+        store.close()
+
+
+async def test_a_proof_made_for_a_certificate_opens_one_connection_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both listeners have one certificate, also after a restart: in TLS a proof is for that and not for an address. The
+    proof of an honest dialer was read within TLS.
+    """
+    store, certificate, send, sent = Store(tmp_path / "store"), TlsServer(), handshake._send, list[bytes]()
+
+    async def recorded_send(sock: socket.socket, data: bytes) -> None:
+        sent.append(bytes(data))
+        await send(sock, data)
+
+    try:
+        for life in range(2):
+            async with controller(store, *["tls:127.0.0.1:0"] * 2, tls_server=certificate) as running:
+                assert len({address.partition("#")[2] for address in running.addresses}) == 1
+                if life == 0:
+                    with monkeypatch.context() as recording:
+                        recording.setattr(handshake, "_send", recorded_send)
+                        (await WebSocketNetwork().dial(running.addresses[0], CREDENTIAL, timeout_s=5)).abort()
+                    (proof,) = [data for data in sent if data.startswith(b"GET ")]
+                    assert b"proof=" in proof
+                for address in running.addresses:
+                    with trio.fail_after(5), await TlsDialer().connect(sockets.parse(address)) as sock:
+                        await send(sock, proof)
+                        answer, _ = await handshake._receive_head(sock, b"HTTP/1.1 ")
+                    assert answer.startswith(b"HTTP/1.1 401 "), answer
+                    assert not is_challenge(answer)
+                    (await WebSocketNetwork().dial(address, CREDENTIAL, timeout_s=5)).abort()
     finally:
         store.close()
 

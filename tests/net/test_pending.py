@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from fray.net import limited_log
 from fray.net.limited_log import LimitedLog
 from fray.net.transport import Transport
 from fray.net.transports import pending, websocket
+from fray.net.transports.http_upgrade import HandshakeLost
 from fray.net.transports.pending import PendingConnections, origin_of
 from fray.net.transports.websocket import WebSocketNetwork
 from fray.testing.conformance import CREDENTIAL, NetworkUnderTest, authorize, listener
@@ -116,6 +118,14 @@ async def test_a_connection_that_does_not_continue_is_closed(
     async with listener(bench) as (address, _), silent(address, 1) as (stream,):
         await stream.send_all(sent)
         assert await stream.receive_some() == b""
+
+
+async def test_a_dialer_of_another_machine_has_two_seconds_for_its_first_bytes(autojump_clock: object) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
+        sock, _ = server.accept()
+        with sock, pytest.raises(HandshakeLost, match="it sent nothing within 2 s"):
+            await websocket.wait_greeting(sock)
+    assert trio.current_time() == 2.0
 
 
 # Log lines -----------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -85,6 +86,30 @@ def test_an_invitation_a_login_a_job_and_the_audit_log(lab: Lab, tmp_path: Path)
     jobs = run(ada, "-m", "fray.cli", "jobs")
     assert jobs.returncode == 1
     assert "does not accept the key" in jobs.stderr
+
+
+NAMED = """
+import fray, trio
+
+async def main():
+    async with fray.open_cluster() as cluster, cluster.open_scope("s") as scope:
+        small = fray.ResourceConfig.with_cpu(cpu=0.1, memory="50MB")
+        job = await scope.launch(
+            fray.JobRequest(name="who", entrypoint=fray.Entrypoint.from_binary("true", []), resources=small)
+        )
+        await job
+        print(ascii(job.info.user))
+
+trio.run(main)
+"""
+
+
+@pytest.mark.parametrize("variable", ["FRAY_USER", "USER"])
+def test_a_login_name_in_latin_1_is_that_of_the_jobs(lab: Lab, variable: str) -> None:
+    environ = {name: value for name, value in lab.environ().items() if name not in ("FRAY_USER", "USER")}
+    driver = run({**environ, variable: os.fsdecode(b"j\xf6rg")}, "-c", NAMED)
+    assert driver.returncode == 0, driver.stderr
+    assert driver.stdout == "'j\\xf6rg'\n"
 
 
 def test_a_logout_revokes_the_key_if_asked_to(lab: Lab, tmp_path: Path) -> None:
