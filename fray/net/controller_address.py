@@ -93,7 +93,7 @@ def check_private(host: str, written: str) -> None:
     if public:
         raise InvalidRequest(
             f"{written} is a public address ({plain}), where --insecure is refused: everyone could read the traffic "
-            "and take over connections. Leave --insecure out"
+            "and take over connections. Leave --insecure (of drivers: FRAY_INSECURE) out"
         )
 
 
@@ -101,7 +101,7 @@ def warn_insecure(written: str) -> None:
     """Log that a connection is not encrypted."""
     _log.warning(
         "INSECURE: traffic of %s is neither encrypted nor protected against changes; anyone on the network path can "
-        "read secrets and run code. --insecure is for tests only",
+        "read secrets and run code. --insecure and FRAY_INSECURE are for tests only",
         written,
     )
 

@@ -27,7 +27,7 @@ from tests.tinker.services import MODEL
 pytestmark = pytest.mark.torch
 
 LOST = -1
-"""In the place of a status: the connection ends without an answer."""
+"""Status that stands for a connection which ends without an answer."""
 
 
 class Server:
