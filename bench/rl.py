@@ -1,4 +1,4 @@
-"""Speed of `fray.rl`, beside what it is compared with: ``python -m bench.rl gate pool tail weights busy``, or some.
+"""Speed of `fray.rl`, beside what it is compared with, and the learning gate: ``python -m bench.rl gate pool learn``.
 
 - ``gate``: copy three digits. The plain loop (`bench.rl_plain_loop`) and runs of `rl.Run` take turns; seconds a
   step, without the start. Targets: one episode a group: ``sync`` 1.3, ``fully-async`` .85 times the plain loop; one
@@ -10,8 +10,11 @@
 - ``weights``: 50 MB to two servers, until the first token of the new version, beside safetensors and HTTP (target:
   half), and the pauses of trainer and servers beside a memcpy of the bytes (target: three times).
 - ``busy``: share of the time in which the server decodes, where generation is the bottleneck (target .9).
+- ``learn``: the learning gate with seeds 0 to 2, and its controls, 200 updates each: mean reward of the last ten.
+  Targets: .9 or more in ``sync`` and in ``fully-async`` with thresholds 1 and 4; at most .4 where servers never get
+  weights, and where the rewards are those of another prompt.
 
-``gate``, ``weights`` and ``busy`` need torch.
+``gate``, ``weights``, ``busy`` and ``learn`` need torch.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import argparse
 import contextlib
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -366,14 +370,55 @@ def busy(steps: int) -> dict[str, Any]:
     return found
 
 
+# Learn ---------------------------------------------------------------------------------------------------------------
+
+LEARNERS: dict[str, dict[str, Any]] = {
+    "sync": {},
+    "fully-async, threshold 1": {"sync": "fully-async", "staleness_threshold": 1},
+    "fully-async, threshold 4": {"sync": "fully-async", "staleness_threshold": 4},
+    "control: servers never get weights": {"sync": "fully-async", "stale": "keep", "weight_sync": "none"},
+    "control: rewards of another prompt": {},
+}
+SEEDS = (0, 1, 2)
+
+
+def learn(steps: int) -> dict[str, Any]:
+    sys.path.insert(0, str(ROOT / "examples"))
+    from rl_digits import copy_digits_in_groups, digits_run
+
+    found: dict[str, Any] = {}
+    for name, options in LEARNERS.items():
+        for seed in SEEDS:
+            numbers = [f"{number:03}" for number in range(1000)]
+            answers = random.Random(seed).sample(numbers, len(numbers)) if "another prompt" in name else numbers
+            run = digits_run(
+                model=rl.TinyLlama(layers=2, width=64, chars="0123456789+=>$ ", seed=seed),
+                data=[
+                    {"prompt": f"{one}>", "answer": f"{other}$"} for one, other in zip(numbers, answers, strict=True)
+                ],
+                trainer=rl.GRPO(groups=32, group_size=16, lr=1e-3, steps=steps),
+                rollout=copy_digits_in_groups,
+                episode="group",
+                seed=seed,
+                progress=False,
+                **options,
+            )
+            rewards = [step["reward_mean"] for step in trio.run(run.main).steps]
+            first, last = sum(rewards[:10]) / 10, sum(rewards[-10:]) / 10
+            print(f"{name}, seed {seed}: {first:.3f}, then {last:.3f}", file=sys.stderr, flush=True)
+            found |= {f"{name}, seed {seed}: first ten": first, f"{name}, seed {seed}: last ten": last}
+    return found
+
+
 SECTIONS: dict[str, Callable[[int], dict[str, Any]]] = {
     "gate": gate,
     "pool": pool,
     "tail": tail,
     "weights": lambda steps: trio.run(weight_times, steps),
     "busy": busy,
+    "learn": learn,
 }
-STEPS = {"gate": 40, "pool": 40, "tail": 60, "weights": 8, "busy": 20}
+STEPS = {"gate": 40, "pool": 40, "tail": 60, "weights": 8, "busy": 20, "learn": 200}
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ ROLES = {
 """Titles of the processes of a run, as the kernel cuts them."""
 WEIGHTS = {"rollout": 20, "server": 20, "trainer": 12, "pool": 12, "node": 8, "driver": 6, "controller": 6}
 FROZEN_SHARE = 0.35
-"""Share of the victims that are frozen and not killed."""
+"""Share of the victims that are frozen and not killed. To notice one and to end it takes 15 s."""
 PAUSE_S = (0.2, 4.0)
 """Seconds between two kills."""
 CUT_OFF_S = (1.0, 9.0)
@@ -97,6 +97,8 @@ class RlCampaign:
         rng: chooses victims and moments.
         steps: updates of a run.
         most: kills in one run.
+        pause_s: least and most seconds between two kills.
+        frozen_share: share of the victims that are frozen and not killed.
     """
 
     lab: RlLab
@@ -104,6 +106,8 @@ class RlCampaign:
     steps: int = 60
     most: int = 10
     progress: bool = False
+    pause_s: tuple[float, float] = PAUSE_S
+    frozen_share: float = FROZEN_SHARE
     kills: list[str] = field(factory=list)
     runs: list[dict[str, Any]] = field(factory=list)
     broken: list[str] = field(factory=list)
@@ -178,9 +182,9 @@ class RlCampaign:
         """Kill until the run is done or there were enough kills."""
         async with trio.open_nursery() as nursery:
             while len(self.kills) < before + most:
-                await trio.sleep(self.rng.uniform(*PAUSE_S))
+                await trio.sleep(self.rng.uniform(*self.pause_s))
                 kind = self.rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-                is_frozen = self.rng.random() < FROZEN_SHARE
+                is_frozen = self.rng.random() < self.frozen_share
                 if kind in ("driver", "controller"):
                     self.end_daemon(kind)
                 elif kind == "node":
@@ -244,14 +248,27 @@ def send(pids: list[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def campaign(kills: int, seed: int, *, steps: int = 60, keep: bool = False, progress: bool = False) -> dict[str, Any]:
+def campaign(
+    kills: int,
+    seed: int,
+    *,
+    steps: int = 60,
+    pause_s: tuple[float, float] = PAUSE_S,
+    frozen_share: float = FROZEN_SHARE,
+    keep: bool = False,
+    progress: bool = False,
+) -> dict[str, Any]:
     """Run a campaign; return its report. Its directory is removed unless a promise was broken."""
+    variables = dict(os.environ)
     directory = Path(tempfile.mkdtemp(prefix="fray-rl-kills-"))
     lab = RlLab(directory)
     report: dict[str, Any] = {"broken": ["the campaign failed"]}
     try:
-        report = trio.run(RlCampaign(lab, random.Random(seed), steps, progress=progress).run, kills)
+        options: dict[str, Any] = {"progress": progress, "pause_s": pause_s, "frozen_share": frozen_share}
+        report = trio.run(RlCampaign(lab, random.Random(seed), steps, **options).run, kills)
     finally:
+        os.environ.clear()
+        os.environ.update(variables)
         for process in lab.running.values():
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGKILL)

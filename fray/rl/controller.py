@@ -304,7 +304,7 @@ class RunController:
         with single_errors():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(trainer.save, below(unfinished, MODEL_DIRECTORY))
-                nursery.start_soon(self._ask, "save_record", unfinished, self._parts.facts)
+                nursery.start_soon(self._ask, "save_record", unfinished, self._parts.state_facts)
         # A run that continues from this checkpoint has the metrics of its updates.
         await self._upload_records()
         path = await trio.to_thread.run_sync(store.finish, unfinished, step)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +120,12 @@ class RunParts:
             may_overlap=True,
             health=self.health,
         )
+
+    @property
+    def state_facts(self) -> dict[str, Any]:
+        """Facts about the run in ``state.json`` of a checkpoint: `facts`, and the hash of all settings."""
+        settings = json.dumps(self.settings, sort_keys=True)
+        return {**self.facts, "recipe_sha256": sha256(settings.encode()).hexdigest()}
 
     @property
     def trainer_device(self) -> str:

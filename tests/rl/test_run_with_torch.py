@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -485,6 +486,60 @@ def test_a_deterministic_run_whose_trainer_was_killed_has_the_weights_of_one_tha
     assert found[0] == found[1] == found[2]
 
 
+DETERMINISTIC = """
+import sys, trio
+from pathlib import Path
+from tests.rl.test_run_with_torch import run
+
+trio.run(run(6, deterministic=True, output=Path(sys.argv[1]), save_every=2, progress=True).main)
+"""
+
+
+def test_a_deterministic_run_whose_driver_was_killed_has_the_weights_of_one_that_was_not(tmp_path: Path) -> None:
+    trio.run(run(6, deterministic=True, output=tmp_path / "straight", save_every=2).main)
+    command = [sys.executable, "-c", DETERMINISTIC, str(tmp_path / "killed")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as first:
+        assert first.stderr is not None
+        for line in first.stderr:
+            if "step 3/6" in line:
+                first.kill()
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    assert "continues after step 2" in done.stderr, done.stderr
+    one, other = (latest_checkpoint(tmp_path / name / "checkpoints") for name in ("straight", "killed"))
+    assert one is not None
+    assert other is not None
+    assert (one.step, other.step) == (6, 6)
+    for name in ("model.safetensors", "trainer_state.pt"):
+        assert (one.model / name).read_bytes() == (other.model / name).read_bytes(), name
+    # The same settings but for the output, which is another directory.
+    assert one.state["recipe_sha256"] != other.state["recipe_sha256"]
+    assert one.state["version"].endswith(".6")
+
+
+def test_a_directory_of_another_architecture_is_trained_and_its_checkpoint_loads_with_from_pretrained(
+    tmp_path: Path,
+) -> None:
+    import transformers
+
+    from fray.rl.tokenizers import save_char_tokenizer
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = transformers.Qwen3Config(
+        vocab_size=15, num_key_value_heads=2, head_dim=8, max_position_embeddings=64, tie_word_embeddings=True, **sizes
+    )
+    transformers.Qwen3ForCausalLM(config).save_pretrained(tmp_path / "model")
+    save_char_tokenizer(MODEL.tokenizer, tmp_path / "model")
+    found = trio.run(run(4, model=str(tmp_path / "model"), threads=1, output=tmp_path / "out").main)
+    assert [step["updated"] for step in found.steps] == [1] * 4
+    # The servers have the trainer's weights, after each sync.
+    assert all(abs(step["mismatch_k3"]) < 1e-5 for step in found.steps if "mismatch_k3" in step)
+    assert all(step["ratio_mean"] == pytest.approx(1, abs=1e-3) for step in found.steps)
+    checkpoint = latest_checkpoint(tmp_path / "out" / "checkpoints")
+    assert checkpoint is not None
+    trained = transformers.AutoModelForCausalLM.from_pretrained(checkpoint.model)
+    assert type(trained).__name__ == "Qwen3ForCausalLM"
+
+
 def test_a_run_whose_output_is_at_a_url_continues_on_another_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -538,6 +593,29 @@ def test_rollouts_are_collected_with_all_their_turns(tmp_path: Path) -> None:
         assert trajectory["loss_mask"] == [0, 0, 0, 1, 1, 0, 1, 1]
         assert len(trajectory["tokens"]) == len(trajectory["logprobs"]) == 8
     assert len((tmp_path / "rollouts.jsonl").read_text().splitlines()) == 6
+
+
+COLLECTOR = """
+import sys, trio
+from pathlib import Path
+from tests.rl.test_run_with_torch import ROWS, run
+
+trio.run(run(1, trainer=None, data=ROWS[:80], output=Path(sys.argv[1]), progress=True).main)
+"""
+
+
+def test_a_run_that_collects_repeats_no_sample_when_its_driver_or_pool_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", COLLECTOR, str(tmp_path)]
+    file = tmp_path / "rollouts.jsonl"
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, cwd=Path(__file__).parents[2]) as first:
+        while not (file.is_file() and file.stat().st_size):
+            assert first.poll() is None
+            time.sleep(0.01)
+        first.kill()
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    tasks = [json.loads(line)["task_id"] for line in file.read_text().splitlines()]
+    assert len(tasks) == len(set(tasks)) == 80
 
 
 def test_episodes_that_fail_are_dropped_with_their_reason_and_the_error_is_shown() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from attrs import define, field
@@ -15,7 +17,7 @@ from fray.rl.messages import RunStatus, ValidationResult
 from fray.rl.nexrl.experiment_posts import ExperimentPost, FetchedPosts
 from fray.rl.nexrl_types import Trajectory
 from fray.rl.records.console_lines import is_validation, step_text, validation_text
-from fray.rl.records.run_files import METRICS_FILE
+from fray.rl.records.run_files import METRICS_FILE, write_file
 from fray.rl.records.run_owner import add_line
 from fray.rl.records.trackers import TrackedRun, TrackerSet
 from fray.rl.run_parts import RunParts
@@ -23,6 +25,8 @@ from fray.rl.trainer_process import TrainedStep
 from fray.runtime.serialization.pickling import loads
 
 LINE_PREFIX = "fray.rl: "
+ROLLOUTS_FILE, ROLLOUTS_SIZE_FILE = "rollouts.jsonl", "rollouts.size"
+"""Trajectories of a run without a trainer, and the bytes of the batches that were written to the end."""
 
 
 @define
@@ -64,8 +68,12 @@ class StepLog:
         self._directory = run.parts.output
         self._continued_after = -1
         self._trackers = TrackerSet(run.trackers, tracked_run_of(run.parts), self.note)
+        self._collected: set[str] = set()
+        """Tasks whose trajectories are in the file."""
         if self._directory is not None:
             self._directory.mkdir(parents=True, exist_ok=True)
+            if run.parts.trainer is None:
+                self._collected = _begin_rollouts(self._directory)
 
     def __enter__(self) -> StepLog:
         return self
@@ -143,11 +151,27 @@ class StepLog:
             print(line, file=sys.stderr, flush=True)
 
     def add_samples(self, groups: Sequence[Sequence[bytes]]) -> None:
-        found = [one for group in groups for content in group for one in loads(content)]
+        every = (one for group in groups for content in group for one in loads(content))
+        # A batch is given again if the run was lost before it had noted that the batch was taken.
+        found = [one for one in every if one["task_id"] not in self._collected]
         self._result.trajectories.extend(found)
-        self._write("rollouts.jsonl", found)
+        self._collected.update(one["task_id"] for one in found)
+        self._write(ROLLOUTS_FILE, found)
+        if self._directory is not None and found:
+            size = (self._directory / ROLLOUTS_FILE).stat().st_size
+            write_file(self._directory / ROLLOUTS_SIZE_FILE, str(size).encode())
 
     def _write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         if self._directory is not None:
             with (self._directory / name).open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, default=str) + "\n" for row in rows)
+
+
+def _begin_rollouts(directory: Path) -> set[str]:
+    """Remove a batch that was written in part; return the tasks of the others."""
+    file, size = directory / ROLLOUTS_FILE, directory / ROLLOUTS_SIZE_FILE
+    if not file.is_file():
+        return set()
+    if size.is_file():
+        os.truncate(file, min(int(size.read_text()), file.stat().st_size))
+    return {json.loads(line)["task_id"] for line in file.read_text(encoding="utf-8").splitlines()}
