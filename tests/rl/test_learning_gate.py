@@ -1,6 +1,6 @@
 """The learning gate: a model that knows nothing learns to copy three digits in 200 updates.
 
-Its controls, the other seeds and thresholds are in ``bench/rl.py`` (``learn``), their numbers in docs/rl-reliability.md.
+Controls, other seeds and thresholds are in ``bench/rl.py`` (``learn``), and their numbers in docs/rl-reliability.md.
 """
 
 from __future__ import annotations
