@@ -1,39 +1,75 @@
 """Random faults between hosts under load, from one seed: ``python -m tests.network.campaign --seed 7 --cuts 100``.
 
-Two drivers, one behind a gateway, call two actors on two machines: calls, two-way streams and arrays, many at once,
-while one fault after another breaks what connects them. None lasts as long as the controller tolerates silence. So each
-call must be answered without an error, each effect must be counted exactly once by its actor, nothing may hang, and no
-actor may run twice.
+Two drivers, one behind a gateway, call four actors on two machines: calls, two-way streams and arrays, many at once,
+while one fault after another breaks what connects them, or ends processes and machines. Whatever happens, each call has
+one effect at most, and one if it was answered; no call hangs; one that may be repeated is answered; and no two
+incarnations of an actor act at overlapping times, unless it may. A call may end as `OutcomeUnknown` or `MachineLost`
+only after its actor, or its machine, was lost.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import secrets
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
 from attrs import define, field
 
-from tests.network.actors import OVERLAPS
-from tests.network.cluster import Answer, Driver, TestCluster, open_test_cluster
-from tests.network.laboratory import Laboratory
+from tests.network.actors import AGAIN, ANSWERS, EFFECTS, OVERLAPS
+from tests.network.cluster import SUSPECT, Answer, Driver, TestCluster, open_test_cluster
+from tests.network.laboratory import Laboratory, LaboratoryError
 from tests.network.namespaces import reason_to_skip
 
 NODES = ("n1", "n2")
 LAPTOPS = ("laptop", "home")
 """Hosts of the drivers; the second is behind a gateway."""
+ACTORS = {"on-n1": {"on": "n1"}, "on-n2": {"on": "n2"}, "anywhere": {}, "overlapping": {"may_overlap": True}}
+"""Options of each actor."""
+SUSPECT_S = 12.0
 LONGEST_S = 6.0
-"""Length of the longest fault; a machine is suspect after 30 s of silence."""
+"""Length of the longest fault, but for a silence."""
+LOST_FOR_S = 60.0
+"""Seconds after the loss of an actor or its machine in which calls may end for that reason."""
 END_S = 120.0
 """Time for everything under way to end after the last fault."""
-WORKERS = 6
+WORKERS = 4
 """Tasks of each driver for each actor that call one after the other."""
+
+
+@define
+class Incarnation:
+    """One incarnation of an actor, as it has recorded what it did (`tests.network.actors.Effects`)."""
+
+    actor: str
+    host: str
+    pid: int
+    began: float
+    file: Path
+
+    def effects(self) -> list[tuple[float, str]]:
+        """Return time and key of each effect."""
+        lines = (line.partition(" ") for line in self.file.read_text().splitlines())
+        return [(float(at), key) for at, _, key in lines]
+
+
+def incarnations(lab: Laboratory) -> list[Incarnation]:
+    """Return all, in the order in which they began."""
+    found = []
+    for file in (lab.shared / EFFECTS).iterdir():
+        actor, host, pid, began = file.name.split()
+        found.append(Incarnation(actor, host, int(pid), float(began), file))
+    return sorted(found, key=lambda each: each.began)
 
 
 @define
@@ -44,6 +80,9 @@ class Result:
     calls: int = 0
     items: int = 0
     arrays: int = 0
+    unknown: int = 0
+    """Calls and streams that ended as `OutcomeUnknown` or `MachineLost`."""
+    incarnations: int = 0
     longest_s: float = 0.0
     breaches: list[str] = field(factory=list)
 
@@ -51,7 +90,8 @@ class Result:
         """Return one line."""
         return (
             f"{len(self.faults)} faults: {self.calls:,} calls, {self.items:,} items of streams, "
-            f"{self.arrays:,} arrays, the longest in {self.longest_s:.1f} s; {len(self.breaches)} breaches"
+            f"{self.arrays:,} arrays, the longest in {self.longest_s:.1f} s; {self.unknown:,} lost with one of "
+            f"{self.incarnations} incarnations; {len(self.breaches)} breaches"
         )
 
 
@@ -62,6 +102,11 @@ class Faults:
     lab: Laboratory
     cluster: TestCluster
     rng: random.Random
+    lost: list[tuple[float, str]] = field(factory=list)
+    """Time and host of each end of an actor's process, of a node, or of a machine."""
+    _started: dict[str, float] = field(factory=dict)
+    """Time of the last start of each machine that was rebooted."""
+    _addresses: Iterator[int] = field(factory=lambda: count(100))
 
     def _two(self) -> list[str]:
         return self.rng.sample(["controller", *NODES, *LAPTOPS], 2)
@@ -104,7 +149,7 @@ class Faults:
         """Kill the controller, and start it again after a while."""
         self.cluster.daemons["controller"].kill()
         time.sleep(seconds)
-        self.cluster.start_controller()
+        self.cluster.start_controller(*OPTIONS)
         return "controller"
 
     def reset(self, seconds: float) -> str:
@@ -130,7 +175,53 @@ class Faults:
         self.lab.forget_connections("home")
         return "home"
 
+    def kill_actor(self, seconds: float) -> str:
+        """Kill the process of an actor."""
+        actor = self.rng.choice(list(ACTORS))
+        last = [each for each in incarnations(self.lab) if each.actor == actor][-1]
+        if last.began < self._started.get(last.host, 0.0):
+            return f"{actor}, which is not back yet"
+        self.lost.append((time.monotonic(), last.host))
+        with suppress(LaboratoryError):  # it may have ended with its node
+            self.lab.hosts[last.host].requests.ask("signal", pid=last.pid, number=signal.SIGKILL)
+        return f"{actor} on {last.host}"
 
+    def kill_node(self, seconds: float) -> str:
+        """Kill `fray-node` alone, and start it again after a while."""
+        name = self.rng.choice(NODES)
+        self.lost.append((time.monotonic(), name))
+        self.cluster.daemons[name].kill()
+        time.sleep(seconds)
+        self.cluster.start_node(self.lab.hosts[name])
+        return name
+
+    def reboot(self, seconds: float) -> str:
+        """Switch a node's machine off, and on again after a while."""
+        host = self.lab.hosts[self.rng.choice(NODES)]
+        self.lost.append((time.monotonic(), host.name))
+        host.kill()
+        time.sleep(seconds)
+        host.start()
+        self._started[host.name] = time.monotonic()
+        self.cluster.start_node(host)
+        return host.name
+
+    def change_address(self, seconds: float) -> str:
+        """Give a node's or a driver's machine another address."""
+        host = self.lab.hosts[self.rng.choice((*NODES, "laptop"))]
+        host.change_address(f"10.77.0.{next(self._addresses)}")
+        return f"{host.name} to {host.address}"
+
+    def silence(self, seconds: float) -> str:
+        """Isolate a node's machine until it is suspect, and then for a while."""
+        name = self.rng.choice(NODES)
+        self.lab.cut(name, seconds=SUSPECT_S + seconds)
+        time.sleep(SUSPECT_S)
+        return name
+
+
+OPTIONS = ("--suspect-s", f"{SUSPECT_S:g}")
+"""Options of the controller."""
 KINDS = tuple(name for name, value in vars(Faults).items() if callable(value) and not name.startswith("_"))
 
 
@@ -143,18 +234,18 @@ def run_campaign(
 ) -> Result:
     """Run a cluster under load and faults, and return what happened."""
     rng, result = random.Random(seed), Result()
-    with open_test_cluster(lab, *NODES) as cluster:
+    with open_test_cluster(lab, *NODES, controller_options=OPTIONS) as cluster:
         drivers = [
             cluster.open_driver(lab.host(name, behind_nat=name == "home", remaps=rng.random() < 0.5))
             for name in LAPTOPS
         ]
-        for name in NODES:
-            drivers[0].do("create", f"on-{name}", on=name)
-            drivers[1].do("find", f"on-{name}")
+        for name, options in ACTORS.items():
+            drivers[0].do("create", name, max_restarts=-1, backoff_max_s=1.0, **options)
+            drivers[1].do("find", name)
         loads = [
-            (driver, f"on-{node}", driver.start("load", f"on-{node}", f"{laptop}-{node}", WORKERS))
+            (driver, actor, driver.start("load", actor, f"{laptop}-{actor}", WORKERS))
             for laptop, driver in zip(LAPTOPS, drivers, strict=True)
-            for node in NODES
+            for actor in ACTORS
         ]
         faults = Faults(lab, cluster, rng)
         for number in range(cuts):
@@ -164,22 +255,34 @@ def run_campaign(
             report(f"{number + 1}/{cuts} {result.faults[-1]}")
             time.sleep(rng.uniform(0.0, seconds + 1.0))
         lab.heal()
-        _finish(result, drivers, loads)
-    if (lab.shared / OVERLAPS).exists():
-        result.breaches += (lab.shared / OVERLAPS).read_text().splitlines()
+        _finish(result, drivers, loads, [*faults.lost, *_suspicions(cluster)])
+        result.breaches += [
+            f"fray-node of {name} has ended" for name in NODES if not cluster.daemons[name].is_running()
+        ]
+    check_effects(lab, result)
     return result
 
 
-def _finish(result: Result, drivers: Sequence[Driver], loads: Sequence[tuple[Driver, str, Answer]]) -> None:
-    """Stop the load, and compare what callers were answered with what actors have counted."""
+def _suspicions(cluster: TestCluster) -> list[tuple[float, str]]:
+    """Return when the controller has suspected which node."""
+    records = [json.loads(line) for line in cluster.log.read_text().splitlines() if f'"{SUSPECT}"' in line]
+    offset_s = time.monotonic() - time.time()
+    return [(record["time"] + offset_s, record["detail"].partition(" ")[0]) for record in records]
+
+
+def _finish(
+    result: Result,
+    drivers: Sequence[Driver],
+    loads: Sequence[tuple[Driver, str, Answer]],
+    lost: Sequence[tuple[float, str]],
+) -> None:
+    """Stop the load, and collect what its calls were answered with."""
     give_up_at = time.monotonic() + END_S
     for driver in drivers:
         try:
             driver.do("stop_load", timeout_s=END_S)
         except Exception as error:  # noqa: BLE001 - a driver that does not answer is a breach, not the end
             result.breaches.append(f"stop_load: {error}")
-    counted: dict[str, int] = {}
-    items: dict[str, int] = {}
     for _, actor, answer in loads:
         try:
             done: dict[str, Any] = answer.value(max(1.0, give_up_at - time.monotonic()))
@@ -189,22 +292,47 @@ def _finish(result: Result, drivers: Sequence[Driver], loads: Sequence[tuple[Dri
         result.calls += done["calls"]
         result.arrays += done["arrays"]
         result.items += done["items"]
+        result.unknown += len(done["unknown"])
         result.longest_s = max(result.longest_s, done["longest_s"])
         result.breaches += done["errors"]
-        counted[actor] = counted.get(actor, 0) + done["calls"] + done["arrays"]
-        items[actor] = items.get(actor, 0) + done["items"]
-    for actor, keys in counted.items():
-        try:
-            effects = drivers[0].do("call", actor, "effects", timeout_s=30)
-        except Exception as error:  # noqa: BLE001 - as above
-            result.breaches.append(f"effects of {actor}: {error}")
-            continue
-        if effects["repeated"]:
-            result.breaches.append(
-                f"{actor}: {len(effects['repeated'])} effects were repeated: {effects['repeated'][:5]}"
-            )
-        if not result.breaches and (effects["keys"], effects["items"]) != (keys, items[actor]):
-            result.breaches.append(f"{actor} counted {effects}, its callers {keys} keys and {items[actor]} items")
+        result.breaches += [
+            f"nothing was lost: {text}" for at, text in done["unknown"] if was_nothing_lost(actor, at, lost)
+        ]
+
+
+def was_nothing_lost(actor: str, at: float, lost: Sequence[tuple[float, str]]) -> bool:
+    """Return whether neither the actor nor its machine was ``lost`` shortly before a time."""
+    # An actor that is bound to a node is lost only there.
+    return not any(0.0 <= at - began <= LOST_FOR_S for began, host in lost if ACTORS[actor].get("on", host) == host)
+
+
+def check_effects(lab: Laboratory, result: Result) -> None:
+    """Compare what actors did with what their callers were answered."""
+    lived = incarnations(lab)
+    result.incarnations = len(lived)
+    for actor, options in ACTORS.items():
+        made: Counter[str] = Counter()
+        acted: list[tuple[float, float, str]] = []
+        for incarnation in (each for each in lived if each.actor == actor):
+            effects = incarnation.effects()
+            made.update(key for _, key in effects)
+            if effects:
+                acted.append((effects[0][0], effects[-1][0], incarnation.file.name))
+        answered = [key for file in (lab.shared / ANSWERS).glob(f"{actor} *") for key in file.read_text().splitlines()]
+        repeated = [key for key, times in made.items() if times > 1 and not key.endswith(AGAIN)]
+        missing = [key for key in answered if key not in made]
+        for what, keys in (("were repeated", repeated), ("were answered without an effect", missing)):
+            if keys:
+                result.breaches.append(f"{actor}: {len(keys)} calls {what}: {keys[:5]}")
+        if not options.get("may_overlap"):
+            result.breaches += [
+                f"overlap: {before[2]} and {after[2]}"
+                for before, after in pairwise(sorted(acted))
+                if after[0] < before[1]
+            ]
+    if (lab.shared / OVERLAPS).exists():
+        lines = (lab.shared / OVERLAPS).read_text().splitlines()
+        result.breaches += [line for line in lines if not ACTORS[line.partition(":")[0]].get("may_overlap")]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,6 +12,7 @@ import os
 import random
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -19,10 +20,14 @@ from attrs import define, field
 
 import fray
 from tests.network import actors
+from tests.network.actors import AGAIN, ANSWERS
+from tests.network.host import SHARED
 
 STREAM_ITEMS = 100
 ARRAY_BYTES = 300_000
 LOAD_PAUSE_S = 0.01
+UNKNOWN_PAUSE_S = 0.2
+"""Pause after a call to an actor that was lost: those to a silent machine fail at once."""
 
 
 @define(eq=False)
@@ -77,36 +82,52 @@ class Console:
         return made
 
     async def load(self, name: str, prefix: str, workers: int) -> dict[str, Any]:
-        """Call, many at once, until `stop_load`; return what was answered, and how long it took."""
-        done: dict[str, Any] = {"calls": 0, "items": 0, "arrays": 0, "longest_s": 0.0, "errors": []}
+        """Call, many at once, until `stop_load`; write what was answered to a file of `ANSWERS`, and return sums.
+
+        A tenth of the calls may be repeated; their keys end with `AGAIN`. Others may end as `OutcomeUnknown` or
+        `MachineLost`: each is in ``unknown``, with its time.
+        """
+        done: dict[str, Any] = {"calls": 0, "items": 0, "arrays": 0, "longest_s": 0.0, "unknown": [], "errors": []}
+        file = Path(SHARED) / ANSWERS / f"{name} {prefix}"
+        file.parent.mkdir(exist_ok=True)
+        answered = file.open("a")
 
         async def work(worker: int) -> None:
             number = 0
             while not self.stopping:
                 number += 1
                 await trio.sleep(LOAD_PAUSE_S)
-                key, began = f"{prefix}-{worker}-{number}", time.monotonic()
+                may_repeat = number % 10 == 0 and number % 100 != 0
+                key, began = f"{prefix}-{worker}-{number}{AGAIN if may_repeat else ''}", time.monotonic()
+                keys = [key]
                 try:
                     if number % 100 == 0:
                         if not await self.exchange(name, key, STREAM_ITEMS):
                             done["errors"].append(f"{key}: items came back in another order")
+                        keys = [f"{key} {item}" for item in range(STREAM_ITEMS)]
                         done["items"] += STREAM_ITEMS
                     elif number % 250 == 1:
                         if not await self.send_array(name, key, ARRAY_BYTES):
                             done["errors"].append(f"{key}: the array was changed")
                         done["arrays"] += 1
                     else:
-                        await self.handles[name].add(key)
+                        await self.call(name, "add", key, idempotent=may_repeat)
                         done["calls"] += 1
-                except fray.FrayError as error:
-                    done["errors"].append(
-                        f"{key} after {time.monotonic() - began:.1f} s: {type(error).__name__}: {error}"
-                    )
-                done["longest_s"] = max(done["longest_s"], time.monotonic() - began)
+                except (fray.FrayError, ExceptionGroup) as error:
+                    text = f"{key} after {time.monotonic() - began:.1f} s: {error_text(error)}"
+                    if not may_repeat and (": OutcomeUnknown: " in text or ": MachineLost: " in text):
+                        done["unknown"].append([time.monotonic(), text])
+                        await trio.sleep(UNKNOWN_PAUSE_S)
+                    else:
+                        done["errors"].append(text)
+                else:
+                    answered.writelines(f"{each}\n" for each in keys)
+                    done["longest_s"] = max(done["longest_s"], time.monotonic() - began)
 
-        async with trio.open_nursery() as nursery:
-            for worker in range(workers):
-                nursery.start_soon(work, worker)
+        with answered:
+            async with trio.open_nursery() as nursery:
+                for worker in range(workers):
+                    nursery.start_soon(work, worker)
         return done
 
     async def stop_load(self) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tests.network.campaign import run_campaign
+from tests.network.actors import ANSWERS, EFFECTS, OVERLAPS
+from tests.network.campaign import Result, check_effects, run_campaign, was_nothing_lost
 from tests.network.laboratory import Laboratory
 
 
@@ -18,3 +21,36 @@ def test_calls_streams_and_arrays_take_effect_once_under_random_faults(
     assert not result.breaches, f"seed {seed}: {result.faults}"
     assert result.calls > 1000, "there was load"
     assert result.items > 100
+
+
+def test_a_campaign_finds_effects_that_were_repeated_lost_or_made_by_two_incarnations_at_once(tmp_path: Path) -> None:
+    lab = Laboratory(tmp_path)
+    recorded = {
+        "on-n1 n1 5 1.0": "1.5 a\n2.5 b\n4.0 c-again\n",
+        "on-n1 n1 6 3.0": "3.5 b\n4.5 c-again\n",
+        "overlapping n2 7 1.0": "1.5 d\n9.5 e\n",
+        "overlapping n1 8 2.0": "2.5 f\n",
+    }
+    for folder, files in ((EFFECTS, recorded), (ANSWERS, {"on-n1 laptop": "a\nb\nlost\n", "overlapping home": "d\n"})):
+        (lab.shared / folder).mkdir(parents=True)
+        for name, text in files.items():
+            (lab.shared / folder / name).write_text(text)
+    (lab.shared / OVERLAPS).write_text("on-n1: process 6 on n1\noverlapping: process 8 on n1\n")
+    result = Result()
+    check_effects(lab, result)
+    assert result.incarnations == 4
+    assert result.breaches == [
+        "on-n1: 1 calls were repeated: ['b']",
+        "on-n1: 1 calls were answered without an effect: ['lost']",
+        "overlap: on-n1 n1 5 1.0 and on-n1 n1 6 3.0",
+        "on-n1: process 6 on n1",
+    ]
+
+
+def test_a_call_may_be_lost_only_with_its_actor_or_machine() -> None:
+    lost = [(10.0, "n2")]
+    assert not was_nothing_lost("anywhere", 12.0, lost)
+    assert not was_nothing_lost("on-n2", 12.0, lost)
+    assert was_nothing_lost("on-n1", 12.0, lost)
+    assert was_nothing_lost("anywhere", 9.0, lost)
+    assert was_nothing_lost("anywhere", 90.0, lost)
