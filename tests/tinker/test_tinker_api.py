@@ -124,6 +124,13 @@ async def test_what_is_anothers_or_wrong_is_refused(tmp_path: Path) -> None:
             ("create_model", {"session_id": "x", "model_seq_id": 0}, 410, "session 'x' has ended"),
             ("optim_step", {"model_id": model, "seq_id": "2", "adam_params": {}}, 422, "seq_id: '2'; expected an int"),
             ("save_weights", {"model_id": model, "seq_id": 2, "ttl_seconds": 5}, 422, "ttl_seconds: 5; expected 3600"),
+            (
+                "save_weights",
+                {"model_id": model, "seq_id": 2, "user_metadata": []},
+                422,
+                "user_metadata: []; expected an",
+            ),
+            ("create_session", {"user_metadata": {"a": "\ud800"}}, 422, "body: not JSON: 'utf-8' codec can't encode"),
             ("asample", {**asked, "base_model": "absent"}, 422, "base_model: 'absent' is not served here"),
             ("create_custom_loss", {}, 404, "POST /api/v1/create_custom_loss is not part of this service"),
             ("forward_backward", {}, 422, "expected application/x-protobuf"),

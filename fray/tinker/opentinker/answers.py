@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from fray.tinker.core.limits import DEFAULT_LIMITS, limit_text
+from fray.tinker.wire.tinker_json import parsed_json
 
 BODY_LIMIT_BYTES = DEFAULT_LIMITS.body_bytes
 """Bytes of a body where no other limit was set."""
@@ -42,7 +43,7 @@ async def body_of(request: Request, limit: int = BODY_LIMIT_BYTES) -> bytes:
 async def json_of(request: Request, limit: int = BODY_LIMIT_BYTES) -> dict[str, Any]:
     """Return the object in the body of a request. Raises Unprocessable if there is none; as `body_of`."""
     try:
-        value = json.loads(await body_of(request, limit))
+        value = parsed_json(await body_of(request, limit))
     except (ValueError, RecursionError) as error:
         raise Unprocessable([_problem("json_invalid", [], f"JSON decode error: {error}", {})]) from None
     if not isinstance(value, dict):
@@ -51,6 +52,11 @@ async def json_of(request: Request, limit: int = BODY_LIMIT_BYTES) -> dict[str, 
 
 
 def _problem(kind: str, place: list[str], text: str, value: Any) -> dict[str, Any]:
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        # Python reads numbers as JSON that are not to be written as such: infinity, NaN.
+        value = repr(value)
     return {"type": kind, "loc": ["body", *place], "msg": text, "input": value}
 
 

@@ -115,6 +115,9 @@ def tinker_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
             if kind == "optim_step":
                 adam_of(fields)
             check_ttl(fields.get("ttl_seconds", "int", None))
+            # Of what is saved: its record is made when the files are there, too late to refuse anything.
+            fields.get("user_metadata", "dict", None)
+            fields.get("sampling_session_seq_id", "int", None)
             if kind == "load_weights" and fields.value.get("model_id") is None:
                 request_id = await runs.create_model(user, fields, body, kind)
                 return {"request_id": request_id, "model_id": request_id.rpartition(":")[0]}

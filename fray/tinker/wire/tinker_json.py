@@ -26,6 +26,15 @@ _NOT_SUPPORTED = {"topk_sample_logprobs": 0, "target_prompt_logprobs": None, "pr
 """Fields of a request for samples that Fray has not, with their values where they ask for nothing."""
 
 
+def parsed_json(text: bytes) -> Any:
+    """Return the value of a JSON text. Raises ValueError or RecursionError, also for texts that UTF-8 has not."""
+    value = json.loads(text)
+    if b"\\ud" in text.lower():
+        # Half of a surrogate pair: it could be neither kept nor shown.
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
+
+
 class Fields:
     """Object of a body, whose fields are read by name.
 
@@ -41,7 +50,7 @@ class Fields:
     def of_body(cls, body: bytes) -> Fields:
         """Return the fields of a body. Raises WireError if it is not an object."""
         try:
-            value = json.loads(body or b"{}")
+            value = parsed_json(body or b"{}")
         except (ValueError, RecursionError) as error:
             raise WireError(f"body: not JSON: {error}") from None
         if not isinstance(value, dict):
