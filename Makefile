@@ -126,6 +126,7 @@ campaign: venv
 	@$(PY) -m bench.restarts --count 1000
 	@$(PY) -m bench.faults --kills 300
 	@tools/venv rl
+	@.venv-rl/bin/python -m pytest --all -m "torch and full" tests/rl
 	@.venv-rl/bin/python -m bench.faults.rl_kills --kills 200
 	@tools/venv tinker-0.38
 	@.venv-rl/bin/python -m bench.faults.tinker_kills --kills 200

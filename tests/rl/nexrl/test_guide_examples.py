@@ -18,6 +18,8 @@ from fray import rl
 
 logger = logging.getLogger(__name__)
 has_torch = importlib.util.find_spec("torch") is not None
+HYDRA = Path(sys.prefix) / "hydra"
+"""Directory with Hydra and the OmegaConf that it wants, in the environment of `make test-rl`."""
 needs_torch = [pytest.mark.torch, pytest.mark.skipif(not has_torch, reason="needs torch: make test-rl")]
 WORKER = """
 from fray.rl import BaseRolloutWorker
@@ -213,7 +215,8 @@ service: {train_service: {backend: mock}}
 
 @pytest.mark.torch
 @pytest.mark.skipif(
-    not has_torch or importlib.util.find_spec("hydra") is None, reason="needs torch and Hydra: pip install hydra-core"
+    not has_torch or not (HYDRA.is_dir() or importlib.util.find_spec("hydra")),
+    reason="needs torch and Hydra: tools/venv rl",
 )
 def test_the_example_with_hydra(tmp_path: Path) -> None:
     (tmp_path / "config" / "data").mkdir(parents=True)
@@ -221,7 +224,7 @@ def test_the_example_with_hydra(tmp_path: Path) -> None:
     (tmp_path / "config" / "data" / "mock.yaml").write_text("{type: mock, size: 4, rollout_repeat_n: 2}")
     (tmp_path / "main.py").write_text(HYDRA_PROGRAM)
     command = [sys.executable, "main.py", "trainer.total_train_steps=2", "+data.seed=3"]
-    path = str(Path(rl.__file__).parents[2])
+    path = f"{HYDRA}{os.pathsep}{Path(rl.__file__).parents[2]}"
     environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert re.search(r"^\[1\.0, 2\.0\] fray-\d{4}$", done.stdout, re.MULTILINE), done.stderr

@@ -125,6 +125,40 @@ def test_logprobs_are_those_of_a_full_forward_pass_alone_and_in_a_mixed_batch(na
         assert alone.logprobs == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.full
+@pytest.mark.within(900)
+def test_logprobs_of_a_model_of_half_a_billion_parameters_are_those_of_a_full_forward_pass() -> None:
+    # Random weights in the shape of Qwen2.5-0.5B: 2 GB.
+    config = transformers.Qwen2Config(
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        vocab_size=151_936,
+        max_position_embeddings=1024,
+        rope_theta=1e6,
+        tie_word_embeddings=True,
+        eos_token_id=13,
+        bos_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    assert 490e6 < sum(parameter.numel() for parameter in model.parameters()) < 500e6
+    lm = LanguageModel(model, CharTokenizer("0123456789+=>$ ", "$"), 1024, frozenset({13}))
+    requests = [
+        GenerateRequest(f"{n}", text, Sampling(max_tokens=4 + n, seed=n, ignore_eos=True))
+        for n, text in enumerate(prompts([3, 160, 40]))
+    ]
+    together = ask(Engine(lm, V0, slots=4), *requests)
+    for request in requests:
+        mixed = together[request.request_id, 0]
+        rows = full_logprobs(lm, [*request.prompt_ids, *mixed.token_ids], len(request.prompt_ids))
+        expected = [row[token] for row, token in zip(rows, mixed.token_ids, strict=True)]
+        assert mixed.logprobs == pytest.approx(expected, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"temperature": 0.6}, {"top_k": 4}, {"temperature": 1.5, "top_k": 9, "top_p": 0.8}]
 )
