@@ -161,6 +161,8 @@ def violations(path: str, source: str) -> Iterator[str]:
             openers = ALONE_OPENS[library]
             names = openers if isinstance(openers, str) else " and fray/".join(openers)
             yield f"{where}: {library} is opened by fray/{names} alone"
+        if library == "tinker":
+            yield f"{where}: the Tinker SDK is for users of a service, and never imported"
         if library == "trio" and part == "blocking" and path not in BRIDGE:
             yield f"{where}: only the bridge ({', '.join(sorted(BRIDGE))}) may import trio"
         if pure and library in IMPURE:

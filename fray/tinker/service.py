@@ -5,6 +5,7 @@ When its process is killed it is started again, at the same port, with the jobs 
 
 from __future__ import annotations
 
+import errno
 import os
 import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from starlette.exceptions import HTTPException
 from fray.api.actors.monitor import Up, monitor
 from fray.api.cluster import Cluster, current_cluster
 from fray.errors import ActorDied, InvalidRequest
-from fray.http_server import serve_http
+from fray.http_server import HttpAddress, serve_http
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig
 from fray.rl.model_spec import ModelSpec, TinyLlama
@@ -32,7 +33,7 @@ from fray.tinker.opentinker.answers import Unprocessable, refuse, refuse_body, r
 from fray.tinker.opentinker.inference_routes import inference_routes
 from fray.tinker.opentinker.scheduler_routes import scheduler_routes
 from fray.tinker.opentinker.training_routes import training_routes
-from fray.tinker.operations.operator_file import OperatorAccess, default_directory, write_operator_file
+from fray.tinker.operations.operator_file import OPERATOR_FILE, OperatorAccess, default_directory, write_operator_file
 from fray.tinker.operations.routes import operator_routes
 from fray.tinker.service_jobs import CLIENT_GRACE_S, JobLimits, JobRefused, ServiceJobs
 from fray.tinker.store import ServiceStore, StoreFailed
@@ -44,6 +45,9 @@ from fray.tinker.tinker_api.tinker_runs import TinkerRuns
 RESTARTS = 1_000
 """Restarts of the service within `RESTART_PERIOD_S`."""
 RESTART_PERIOD_S = 3_600.0
+PORT_S = 30.0
+"""Seconds for which a service that is started again waits for its port."""
+PORT_RETRY_S = 0.1
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -100,7 +104,7 @@ class TrainingService:
         self._url = ""
 
     async def run(self) -> None:
-        """Serve until cancelled. Raises OSError if the port is taken."""
+        """Serve until cancelled. Raises OSError if the port is taken; one that served before waits `PORT_S` first."""
         app = Starlette(
             routes=[
                 *scheduler_routes(self._jobs),
@@ -118,7 +122,9 @@ class TrainingService:
             await nursery.start(self._jobs.run, current_cluster())
             await nursery.start(self._runs.run, current_cluster())
             tls = _tls_context(*settings.tls) if settings.tls else None
-            address = await nursery.start(partial(serve_http, app, host=settings.host, port=port, tls=tls))
+            address = await self._start_server(
+                nursery, partial(serve_http, app, host=settings.host, port=port, tls=tls)
+            )
             if port != address.port:
                 port_file.write_text(str(address.port))
             self._url = address.url
@@ -126,6 +132,20 @@ class TrainingService:
             access = OperatorAccess(address.url, self._jobs.operator_key, certificate)
             write_operator_file(settings.directory, access)
             self._ready.set()
+
+    async def _start_server(self, nursery: trio.Nursery, serve: Any) -> HttpAddress:
+        deadline = trio.current_time() + PORT_S
+        has_served = await trio.Path(self._settings.directory / OPERATOR_FILE).exists()
+        while True:
+            try:
+                address: HttpAddress = await nursery.start(serve)
+                return address
+            except OSError as error:
+                # The system may have given the port to a connection of another program, or of a client of this
+                # service that tries again, while nothing listened on it.
+                if error.errno != errno.EADDRINUSE or not has_served or trio.current_time() > deadline:
+                    raise
+            await trio.sleep(PORT_RETRY_S)
 
     async def url(self) -> str:
         """Wait until the service accepts connections; return its address."""

@@ -80,7 +80,19 @@ def replay(url: str, known: dict[str, str]) -> None:
     connection.close()
 
 
-async def test_recorded_requests_of_opentinkers_clients_have_the_recorded_answers(tmp_path: Path) -> None:
+def texts_below(directory: Path) -> str:
+    return "".join(file.read_bytes().decode("latin-1") for file in directory.rglob("*") if file.is_file())
+
+
+async def test_recorded_requests_of_opentinkers_clients_have_the_recorded_answers(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     async with running(tmp_path, auth=True, virtual_gpus=2, open_registration=True) as (_, service):
         known = {"admin_key": await service.create_key("root", is_admin=True)}
         await trio.to_thread.run_sync(replay, service.url, known)
+    # The directory has all that is kept, beside what the process writes.
+    kept = await trio.to_thread.run_sync(texts_below, tmp_path)
+    kept += capfd.readouterr().err + caplog.text
+    for secret in (known["key"], known["other_key"], known["admin_key"], "wandb-secret"):
+        assert secret not in kept
+        assert secret.removeprefix("otk_") not in kept

@@ -12,7 +12,7 @@ pytest.importorskip("google.protobuf")
 
 import fray
 from fray import rl
-from fray.tinker.api_store import TinkerSampler, TinkerSession, TinkerStore
+from fray.tinker.api_store import TinkerCheckpoint, TinkerSampler, TinkerSession, TinkerStore
 from fray.tinker.core.keys import ServiceUser
 from fray.tinker.core.sample_ledger import ANSWER_S
 from fray.tinker.tinker_api.base_engine import AdapterPlan
@@ -48,6 +48,84 @@ async def test_a_model_that_is_asked_for_twice_at_once_is_one(tmp_path: Path) ->
             callers.start_soon(create)
             callers.start_soon(create)
         assert futures == [f"{session.id}:train:0:0"] * 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_future_says_for_what_it_waits(tmp_path: Path) -> None:
+    plan = AdapterPlan({"tiny": rl.TinyLlama()}, tmp_path / "engines", resources=fray.ResourceConfig(cpu=4))
+    async with (
+        fray.open_cluster("local", logs=False) as cluster,
+        cluster.open_scope("other") as other,
+        trio.open_nursery() as nursery,
+    ):
+        await other.create_actor(dict, resources=fray.ResourceConfig(cpu=4))
+        runs = TinkerRuns(TinkerStore(tmp_path), plan)
+        await nursery.start(runs.run, cluster)
+        session = await runs.create_session(ADA, Fields({}))
+        wanted = {"session_id": session.id, "model_seq_id": 0, "base_model": "tiny", "lora_config": {"rank": 4}}
+        created = await runs.create_model(ADA, Fields(wanted), b"{}", CREATE)
+        model = created.rpartition(":")[0]
+        late = await runs.submit(ADA, "optim_step", model, 2, b"{}")
+        found = [await runs.answer(ADA, future, 0.0) for future in (created, late)]
+        assert found == [
+            {
+                "type": "try_again",
+                "request_id": created,
+                "queue_state": "paused_capacity",
+                "queue_state_reason": "the engine of tiny is being started",
+            },
+            {
+                "type": "try_again",
+                "request_id": late,
+                "queue_state": "active",
+                "queue_state_reason": "request 2 waits for request 1, which has not come",
+            },
+        ]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_checkpoint_that_has_expired_is_removed_with_its_files(tmp_path: Path) -> None:
+    plan = AdapterPlan({"tiny": rl.TinyLlama()}, tmp_path / "engines", session_s=0.01)
+    store = TinkerStore(tmp_path)
+    lora = {"rank": 4}
+    for name, expires_at in (("old", 1.0), ("kept", None)):
+        path = plan.directory_of("tiny") / "saved" / name
+        path.mkdir(parents=True)
+        store.put(
+            TinkerCheckpoint(
+                f"tinker://m/weights/{name}",
+                ADA.user_id,
+                "m",
+                "tiny",
+                lora,
+                f"saved/{name}",
+                1,
+                0.0,
+                expires_at=expires_at,
+            )
+        )
+    async with fray.open_cluster("local", logs=False) as cluster, trio.open_nursery() as nursery:
+        runs = TinkerRuns(store, plan)
+        await nursery.start(runs.run, cluster)
+        while (plan.directory_of("tiny") / "saved" / "old").exists():
+            await trio.lowlevel.checkpoint()
+        assert list(runs.checkpoints) == list(store.load(TinkerCheckpoint)) == ["tinker://m/weights/kept"]
+        assert (plan.directory_of("tiny") / "saved" / "kept").exists()
+        nursery.cancel_scope.cancel()
+    store.close()
+
+
+async def test_an_engine_that_can_never_run_fails_the_requests_that_wait_for_it(tmp_path: Path) -> None:
+    plan = AdapterPlan({"tiny": rl.TinyLlama()}, tmp_path / "engines", resources=fray.ResourceConfig(cpu=10_000))
+    async with fray.open_cluster("local", logs=False) as cluster, trio.open_nursery() as nursery:
+        runs = TinkerRuns(TinkerStore(tmp_path), plan)
+        await nursery.start(runs.run, cluster)
+        session = await runs.create_session(ADA, Fields({}))
+        wanted = {"session_id": session.id, "model_seq_id": 0, "base_model": "tiny", "lora_config": {"rank": 4}}
+        created = await runs.create_model(ADA, Fields(wanted), b"{}", CREATE)
+        answer = await runs.answer(ADA, created, 60.0)
+        assert answer["category"] == "server"
+        assert answer["error"].startswith("job 'tinker-engine-tiny' can never run here: it needs 10000 CPUs")
         nursery.cancel_scope.cancel()
 
 
