@@ -99,6 +99,7 @@ class TrainingService:
                 settings.models, settings.directory / "models", settings.threads, settings.resources, settings.session_s
             ),
             lambda user_id, tokens, seconds: self._jobs.usage.add(trio.current_time(), user_id, tokens, seconds),
+            settings.limits.user,
         )
         self._ready = trio.Event()
         self._url = ""

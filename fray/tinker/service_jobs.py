@@ -30,6 +30,8 @@ from fray.tinker.store import ServiceJob, ServiceStore, with_state
 
 CLIENT_GRACE_S = 3_600.0
 """Seconds without a request after which a job whose client is gone ends."""
+ADAPTER_FILE = "adapter_config.json"
+"""File of a saved adapter, as `peft` writes it."""
 GRACE_CHECK_S = 30.0
 """Longest pause between two looks for such jobs."""
 
@@ -200,6 +202,11 @@ class ServiceJobs:
             raise JobRefused(
                 f"model_path: {path!r:.500} is neither served here ({', '.join(self._plan.models)}) nor the actor_path "
                 "of a checkpoint that a job of yours has saved"
+            )
+        if await trio.Path(path, ADAPTER_FILE).is_file():
+            raise JobRefused(
+                f"model_path: {path!r:.500} is an adapter (lora), and an inference job needs all weights: "
+                "`peft` merges it into the model that it was trained on"
             )
 
     async def check_resumable(self, job: ServiceJob, path: str) -> None:

@@ -23,7 +23,8 @@ from fray.rl.checkpoint import begin_checkpoint, finish_checkpoint, remove_older
 from fray.rl.core.versions import VersionName
 from fray.rl.inference.requests import Completion, GenerateRequest, Sampling
 from fray.rl.model_spec import ModelSpec
-from fray.rl.train.settings import CRITIC_FOLDER, GRPO, Critic
+from fray.rl.train.lora import LoRA
+from fray.rl.train.settings import CRITIC_FOLDER, GRPO, Critic, KlPenalty
 from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits, limit_text
 from fray.tinker.core.training_config import ConfigError, TrainingSettings, settings_of
 from fray.tinker.core.training_session import ACTOR_FOLDER, GENERATION_KEYS, OutOfOrder, TrainingSession, merged
@@ -250,16 +251,22 @@ class TrainingRunner:
                 "init_workers needs the environment servers first, as enable_agent_loop is set: the key "
                 "multi_turn.interaction_config_content with the text of a YAML file"
             )
+        steps = steps or settings.total_steps
+        before = self._session.reward_name, self._session.reward_source
         if not settings.has_agent_loop and not self._session.reward_source and not settings.reward_endpoint:
-            raise ConfigError(
-                "init_workers needs a reward first: POST upload_reward_function {function_name, source_code}, or the "
-                "key custom_reward_function.endpoint with the URL of a reward server"
-            )
+            if not settings.reward_path:
+                raise ConfigError(
+                    "init_workers needs a reward first: POST upload_reward_function {function_name, source_code}, or "
+                    "the key custom_reward_function.endpoint with the URL of a reward server, or .path and .name of a "
+                    "function in a file here"
+                )
+            self._session.reward_name, self._session.reward_source = settings.reward_name, _source_at(settings)
         self._session.total_steps = steps or 0
         try:
             self._load()
         except BaseException:
             self._session.total_steps = None
+            self._session.reward_name, self._session.reward_source = before
             raise
         return {"status": "success", "result": {"model": self._model_of(settings), "total_steps": steps}}
 
@@ -401,6 +408,7 @@ class TrainingRunner:
             settings: of the job.
             saved: directory with weights and optimizer from which the trainer continues; None: it begins.
         """
+        from fray.rl.tensors.adapters import POLICY_ADAPTER
         from fray.rl.tensors.engine import Engine
         from fray.rl.tensors.language_model import load_model
         from fray.rl.tensors.policy_trainer import PolicyTrainer
@@ -418,7 +426,8 @@ class TrainingRunner:
             advantage=settings.estimator,
             gamma=settings.gamma or 1.0,
             critic=critic,
-            kl=settings.kl or None,
+            kl=_penalty_of(settings),
+            lora=None if settings.lora is None else LoRA(**settings.lora),
         )
         name = self._model_of(settings)
         model = load_model(self._models[name])
@@ -429,7 +438,8 @@ class TrainingRunner:
             trainer.load(saved)
         self._trainer = trainer
         # The same model: generation always has the weights of the last step.
-        self._engine = Engine(model, VersionName(0, 0), slots=SLOTS)
+        adapter = None if settings.lora is None else POLICY_ADAPTER
+        self._engine = Engine(model, VersionName(0, 0), slots=SLOTS, adapters=trainer.adapters, adapter=adapter)
 
     def _replace_reward(self, reward: Reward) -> None:
         if self._reward is not None:
@@ -510,6 +520,33 @@ class TrainingRunner:
             self._reward.close()
         for environment in self._environments.values():
             environment.close()
+
+
+def _source_at(settings: TrainingSettings) -> str:
+    """Return the source of a reward function of the configuration. Raises ConfigError."""
+    try:
+        source = Path(settings.reward_path).read_text(encoding="utf-8")
+        check_upload(settings.reward_name, source)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"custom_reward_function.path: {settings.reward_path!r:.500}: {reason}; the file is read on the machine of "
+            "the engine: upload a function of the client's with POST upload_reward_function"
+        ) from None
+    return source
+
+
+def _penalty_of(settings: TrainingSettings) -> KlPenalty | None:
+    """Return the penalty for distance from the first weights; a coefficient of 0 is none."""
+    if not settings.kl:
+        return None
+    return KlPenalty(
+        settings.kl,
+        estimator=settings.kl_estimator,
+        place=settings.kl_place,
+        target=settings.kl_target or None,
+        horizon=settings.kl_horizon or 10_000.0,
+    )
 
 
 def _played(episodes: Sequence[Episode]) -> list[Episode]:

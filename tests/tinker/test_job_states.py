@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,3 +117,44 @@ def test_overrides_replace_values_inside_and_leave_the_rest() -> None:
     config = {"data": {"a": 1, "b": 2}, "x": 3}
     assert merged(config, {"data": {"a": 5}, "y.z": 1}) == {"data": {"a": 5, "b": 2}, "x": 3, "y": {"z": 1}}
     assert config == {"data": {"a": 1, "b": 2}, "x": 3}
+
+
+def test_a_penalty_is_in_the_loss_or_in_the_reward_by_either_spelling_of_its_keys() -> None:
+    for place in ("kl", "actor_rollout_ref.actor"):
+        config = {f"{place}.use_kl_loss": True, f"{place}.kl_loss_coef": 0.2, f"{place}.kl_loss_type": "k3"}
+        settings, unused = settings_of(merged({}, config))
+        assert (settings.kl, settings.kl_place, settings.kl_estimator, unused) == (0.2, "loss", "low_var_kl", [])
+    for place in ("kl", "algorithm"):
+        control = {"type": "adaptive", "kl_coef": 0.1, "target_kl": 0.3, "horizon": 50}
+        config = {f"{place}.use_kl_in_reward": True, f"{place}.kl_penalty": "mse", f"{place}.kl_ctrl": control}
+        settings, unused = settings_of(merged({}, config))
+        assert (settings.kl, settings.kl_place, settings.kl_estimator, unused) == (0.1, "reward", "mse", [])
+        assert (settings.kl_target, settings.kl_horizon) == (0.3, 50)
+    assert settings_of(merged({}, {"kl.kl_loss_coef": 0.2}))[0] == TrainingSettings(), "nothing has switched it on"
+
+
+def test_an_adapter_has_whole_parts_of_the_model() -> None:
+    for place in ("lora.", "lora.lora_", "actor_rollout_ref.model.lora_"):
+        assert settings_of(merged({}, {f"{place}rank": 8, f"{place}alpha": 16}))[0].lora == {"rank": 8, "alpha": 16}
+    assert settings_of(merged({}, {"lora.rank": 0, "lora.target_modules": "all-linear"}))[0].lora is None
+    mlp = ["gate_proj", "up_proj", "down_proj"]
+    settings, _ = settings_of({"lora": {"rank": 8, "target_modules": mlp}, "trainer": {"total_training_steps": 9}})
+    assert settings.lora == {"rank": 8, "attention": False, "mlp": True, "unembed": False}
+    assert settings.total_steps == 9
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"kl.use_kl_loss": True, "kl.use_kl_in_reward": True}, "use_kl_loss and use_kl_in_reward: expected one of"),
+        ({"kl.use_kl_in_reward": True, "algorithm.adv_estimator": "gae"}, "use_kl_in_reward: the rewards of steps"),
+        ({"algorithm.kl_ctrl.type": "odd"}, "algorithm.kl_ctrl.type: expected one of fixed, adaptive, not 'odd'"),
+        ({"lora.rank": 8, "algorithm.adv_estimator": "gae"}, "lora: not with algorithm.adv_estimator=gae"),
+        ({"lora.target_modules": ["q_proj", "v_proj"]}, "lora.target_modules: attention is adapted as a whole here"),
+        ({"lora.target_modules": ["conv"]}, "lora.target_modules: expected all-linear, or a list of"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_with_its_keys(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settings_of(merged({}, config))
+    assert str(caught.value).startswith(message)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 
 pytest.importorskip("google.protobuf")
 
@@ -14,13 +18,23 @@ import fray
 from fray import rl
 from fray.tinker.api_store import TinkerCheckpoint, TinkerSampler, TinkerSession, TinkerStore
 from fray.tinker.core.keys import ServiceUser
+from fray.tinker.core.limits import UserLimits
 from fray.tinker.core.sample_ledger import ANSWER_S
+from fray.tinker.engine_runner import EnginePlan
+from fray.tinker.opentinker.answers import Unprocessable
+from fray.tinker.opentinker.scheduler_routes import scheduler_routes
+from fray.tinker.service_jobs import JobLimits, ServiceJobs
+from fray.tinker.store import ServiceStore
 from fray.tinker.tinker_api.base_engine import AdapterPlan
 from fray.tinker.tinker_api.model_run import CREATE
-from fray.tinker.tinker_api.tinker_runs import Expired, TinkerRuns
+from fray.tinker.tinker_api.routes import tinker_routes
+from fray.tinker.tinker_api.tinker_runs import Expired, TinkerRuns, TooMany
+from fray.tinker.wire.messages import MESSAGES
 from fray.tinker.wire.tinker_json import Fields
+from fray.tinker.wire.tinker_proto import WireError
 
 ADA = ServiceUser("user_1", "ada", "", 0.0)
+LORA = {"rank": 4}
 
 
 def test_a_write_that_fails_leaves_nothing_of_it_and_the_next_one_works(tmp_path: Path) -> None:
@@ -177,3 +191,85 @@ async def test_samples_without_a_session_are_forgotten_with_their_sampler(tmp_pa
             assert len(store.load(TinkerSampler)) == 1
             nursery.cancel_scope.cancel()
     store.close()
+
+
+async def test_what_is_one_past_a_limit_of_the_tinker_api_is_refused_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def wait(*_: object) -> None:
+        await trio.sleep_forever()
+
+    monkeypatch.setattr(TinkerRuns, "_sample", wait)
+    limits = UserLimits(body_bytes=300, sessions=2, models=1, datums=2, sample_requests=2, samples=5)
+    jobs = ServiceJobs(ServiceStore(tmp_path), EnginePlan({}, tmp_path), JobLimits(user=limits))
+    plan = AdapterPlan({"tiny": rl.TinyLlama(layers=1, width=16)}, tmp_path / "engines")
+
+    async def ask(path: str, content: bytes, **headers: str) -> tuple[int, str]:
+        """Have a route answer a request."""
+        parts = [content[:200], content[200:]]
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+
+        routes = [*tinker_routes(jobs, runs), *scheduler_routes(jobs)]
+        (route,) = [each for each in routes if each.path == path and "POST" in (each.methods or ())]
+        head = [(b"content-type", kind.encode()) for kind in headers.values()]
+        request = Request({"type": "http", "method": "POST", "path": path, "headers": head}, receive)
+        try:
+            answer = await route.endpoint(request)
+        except HTTPException as error:
+            return error.status_code, error.detail
+        except Unprocessable:
+            return 422, ""
+        return answer.status_code, json.loads(answer.body).get("detail", "")
+
+    def forward(count: int) -> bytes:
+        message = MESSAGES["ForwardBackwardRequest"](model_id="none", seq_id=1, loss_fn="cross_entropy")
+        for _ in range(count):
+            datum = message.data.add()
+            datum.model_input.add().encoded_text.tokens = bytes(4)
+            datum.loss_fn_inputs["target_tokens"].dtype = 2
+            datum.loss_fn_inputs["target_tokens"].dense = bytes(8)
+        found: bytes = message.SerializeToString()
+        return found
+
+    def sample(count: int) -> tuple[Fields, bytes]:
+        wanted = {"prompt": {"chunks": [{"tokens": [1]}]}, "sampling_params": {"max_tokens": 1}, "base_model": "tiny"}
+        return Fields({**wanted, "num_samples": count}), json.dumps(wanted).encode()
+
+    async with fray.open_cluster("local", logs=False) as cluster, trio.open_nursery() as nursery:
+        runs = TinkerRuns(TinkerStore(tmp_path), plan, limits=limits)
+        await nursery.start(runs.run, cluster)
+        for path in ("/api/v1/create_session", "/submit_job", "/api/v1/weights_info"):
+            exact = b'{"config": 3}'.ljust(300)
+            assert (await ask(path, exact))[0] != 413
+            too_long = (413, "the body is too long; the limit body_bytes of this service is 300")
+            assert await ask(path, exact + b" ") == too_long
+        session = await runs.create_session(ADA, Fields({}))
+        await runs.create_session(ADA, Fields({}))
+        with pytest.raises(TooMany, match="not ended; the limit sessions of this service is 2"):
+            await runs.create_session(ADA, Fields({}))
+        for number in range(2):
+            wanted = {
+                "session_id": session.id,
+                "model_seq_id": number,
+                "base_model": "tiny",
+                "lora_config": {"rank": 4},
+            }
+            with pytest.raises(TooMany, match="the limit models of") if number else contextlib.nullcontext():
+                await runs.create_model(ADA, Fields(wanted), json.dumps(wanted).encode(), CREATE)
+        kind = "application/x-protobuf"
+        assert (await ask("/api/v1/forward_backward", forward(2), kind=kind))[0] == 404, "there is no such model"
+        refused = (422, "data: 3 datums; the limit datums of this service is 2")
+        assert await ask("/api/v1/forward_backward", forward(3), kind=kind) == refused
+        with pytest.raises(WireError, match="num_samples: 6; the limit samples of this service is 5"):
+            await runs.submit_sample(ADA, *sample(6))
+        await runs.submit_sample(ADA, *sample(3))
+        with pytest.raises(TooMany, match="3 samples of yours wait, and these are 3; the limit samples of this"):
+            await runs.submit_sample(ADA, *sample(3))
+        await runs.submit_sample(ADA, *sample(2))
+        with pytest.raises(
+            TooMany, match="2 requests for samples of yours wait, and these are 1; the limit sample_req"
+        ):
+            await runs.submit_sample(ADA, *sample(1))
+        nursery.cancel_scope.cancel()

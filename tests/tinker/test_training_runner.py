@@ -110,6 +110,29 @@ def test_a_job_with_a_critic_that_resumes_continues_as_if_it_had_never_stopped(t
     check_resumed(tmp_path, {**GAE, "algorithm.lam": 0.9, "algorithm.gamma": 0.99})
 
 
+def test_a_job_with_an_adapter_and_a_penalty_in_the_reward_resumes_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    config = {"lora": {"rank": 4, "target_modules": "all-linear"}, "kl.use_kl_in_reward": True}
+    check_resumed(tmp_path, {**config, "kl.kl_ctrl": {"type": "adaptive", "kl_coef": 0.1, "target_kl": 0.05}})
+    (saved,) = tmp_path.glob("a/checkpoints/*/actor")
+    assert json.loads((saved / "adapter_config.json").read_text())["r"] == 4
+
+
+def test_a_reward_function_of_the_configuration_is_read_from_a_file_at_the_engine(tmp_path: Path) -> None:
+    with closing(TrainingRunner({"tiny": MODEL}, {}, tmp_path)) as runner:
+        file = tmp_path / "rewards.py"
+
+        def ask(kind: str, **body: Any) -> dict[str, Any]:
+            return runner.execute(1, kind, json.dumps(body).encode()).body
+
+        ask("set_config", config_overrides={**CONFIG, "custom_reward_function": {"path": str(file), "name": "share"}})
+        refused = ask("init_workers")["detail"]
+        assert refused.startswith(f"custom_reward_function.path: '{file}': No such file or directory; the file is read")
+        assert refused.endswith("upload a function of the client's with POST upload_reward_function")
+        file.write_text(REWARD)
+        assert ask("init_workers")["status"] == "success"
+        assert ask("train_step", batch_data=encode_data_proto(batch_of(["407"])))["status"] == "success"
+
+
 def test_a_model_learns_the_first_digit_with_a_critic(tmp_path: Path) -> None:
     config = {**GAE, "data.max_response_length": 1, "actor_rollout_ref.rollout.n": 4}
     with closing(Job(tmp_path, config)) as job:

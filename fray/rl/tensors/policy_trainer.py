@@ -80,11 +80,12 @@ class PolicyTrainer:
         self._clock = clock
         self._ranks = ranks
         self._dump_directory = dump_directory
-        self._adapters = None if settings.lora is None else AdapterSet(lm.model)
+        self.adapters = None if settings.lora is None else AdapterSet(lm.model)
+        """Set with the adapter that is trained; None: all weights are."""
         self.weights: Any = lm.model
         """Weights that are trained: the model, or the tensors of its adapter."""
-        if self._adapters is not None and settings.lora is not None:
-            self.weights = self._adapters.add(POLICY_ADAPTER, settings.lora).tensors
+        if self.adapters is not None and settings.lora is not None:
+            self.weights = self.adapters.add(POLICY_ADAPTER, settings.lora).tensors
         # The reference of an adapter is the model without it.
         self._reference = None if settings.kl is None or settings.lora is not None else _frozen_copy(self.model)
         self._kl_control = kl_controller(settings)
@@ -307,10 +308,10 @@ class PolicyTrainer:
         It has the layout of Hugging Face and loads with ``from_pretrained``; of an adapter, with that of `peft`. The
         files are not written all at once: write into a new directory and rename it when this returns.
         """
-        if self._adapters is None:
+        if self.adapters is None:
             self.lm.save(directory)
         else:
-            self._adapters.save(POLICY_ADAPTER, directory, self.lm.name)
+            self.adapters.save(POLICY_ADAPTER, directory, self.lm.name)
             self.lm.save_tokenizer(directory)
         if self.critic is not None:
             self.critic.save(Path(directory, CRITIC_FOLDER))
@@ -326,10 +327,10 @@ class PolicyTrainer:
             ValueError: the directory has another model; the message has the difference.
         """
         state = trainer_files.read_state(directory)
-        if self._adapters is None:
+        if self.adapters is None:
             trainer_files.load_model_weights(directory, self.model)
         else:
-            self._adapters.load(POLICY_ADAPTER, directory)
+            self.adapters.load(POLICY_ADAPTER, directory)
         if self.critic is not None:
             self.critic.load(Path(directory, CRITIC_FOLDER))
         # Learning rate and decay are those of the optimizer, as they may have been set to other values since.
@@ -354,7 +355,7 @@ class PolicyTrainer:
 
     def _adapting(self, name: str | None) -> AbstractContextManager[None]:
         """Select the adapter, or none of it, in forward and backward passes."""
-        return nullcontext() if self._adapters is None else self._adapters.selected(name)
+        return nullcontext() if self.adapters is None else self.adapters.selected(name)
 
     # Before the update ------------------------------------------------------------------------------------------------
 

@@ -10,11 +10,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from fray.tinker.core.limits import DEFAULT_LIMITS, limit_text
+from fray.tinker.core.limits import limit_text
 from fray.tinker.wire.tinker_json import parsed_json
-
-BODY_LIMIT_BYTES = DEFAULT_LIMITS.body_bytes
-"""Bytes of a body where no other limit was set."""
 
 
 class Unprocessable(Exception):
@@ -29,7 +26,7 @@ class Unprocessable(Exception):
         self.problems = problems
 
 
-async def body_of(request: Request, limit: int = BODY_LIMIT_BYTES) -> bytes:
+async def body_of(request: Request, limit: int) -> bytes:
     """Return the body of a request. Raises HTTPException 413 if it has more than ``limit`` bytes."""
     parts, size = [], 0
     async for part in request.stream():
@@ -40,7 +37,7 @@ async def body_of(request: Request, limit: int = BODY_LIMIT_BYTES) -> bytes:
     return b"".join(parts)
 
 
-async def json_of(request: Request, limit: int = BODY_LIMIT_BYTES) -> dict[str, Any]:
+async def json_of(request: Request, limit: int) -> dict[str, Any]:
     """Return the object in the body of a request. Raises Unprocessable if there is none; as `body_of`."""
     try:
         value = parsed_json(await body_of(request, limit))

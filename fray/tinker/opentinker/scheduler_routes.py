@@ -59,7 +59,11 @@ def scheduler_routes(jobs: ServiceJobs) -> list[Route]:
 
     async def submit(request: Request, user: ServiceUser) -> Response:
         body = fields_of(
-            await json_of(request), config="dict", enable_agent_loop="bool?", wandb_key="str?", num_gpus="int?"
+            await json_of(request, jobs.limits.user.body_bytes),
+            config="dict",
+            enable_agent_loop="bool?",
+            wandb_key="str?",
+            num_gpus="int?",
         )
         config = body["config"]
         if body["enable_agent_loop"]:
@@ -74,7 +78,7 @@ def scheduler_routes(jobs: ServiceJobs) -> list[Route]:
         )
 
     async def submit_inference(request: Request, user: ServiceUser) -> Response:
-        body = await json_of(request)
+        body = await json_of(request, jobs.limits.user.body_bytes)
         fields = fields_of(
             body,
             model_path="str",

@@ -120,7 +120,7 @@ def operator_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
         )
 
     async def create_key(request: Request, user: ServiceUser) -> Response:
-        body = fields_of(await json_of(request), name="str", is_admin="bool?")
+        body = fields_of(await json_of(request, jobs.limits.user.body_bytes), name="str", is_admin="bool?")
         try:
             created, key = await jobs.create_user(body["name"], is_admin=bool(body["is_admin"]))
         except JobRefused as error:

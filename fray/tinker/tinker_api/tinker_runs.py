@@ -21,6 +21,7 @@ from fray.tinker.api_store import TinkerCheckpoint, TinkerModel, TinkerSampler, 
 from fray.tinker.core.adapter_operations import AdapterOperation, OperationResult
 from fray.tinker.core.keys import ServiceUser
 from fray.tinker.core.ledger import LedgerEntry
+from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits, limit_text
 from fray.tinker.core.sample_ledger import ANSWER_S, ANSWERS_LIMIT, SampleLedger
 from fray.tinker.kept_engine import EngineFailed
 from fray.tinker.store import StoreFailed
@@ -29,12 +30,6 @@ from fray.tinker.tinker_api.model_run import CREATE, ModelRun, UserError, engine
 from fray.tinker.wire.tinker_json import Fields, SampleBody, check_optimizer, lora_of, sample_of
 from fray.tinker.wire.tinker_proto import WireError
 
-SAMPLES_LIMIT = 4_096
-"""Requests for samples of one user that wait for their answers."""
-SESSIONS_LIMIT = 256
-"""Sessions of one user that have not ended."""
-MODELS_LIMIT = 256
-"""Models of one user whose sessions have not ended."""
 SWEEP_S = 5.0
 """Pause between two looks for sessions and checkpoints that have expired."""
 DIRECT = "direct-"
@@ -66,6 +61,7 @@ class TinkerRuns:
         store: of the API.
         plan: settings of engines.
         on_use: called with a user, tokens that were trained or generated, and seconds of an engine.
+        limits: of each user.
     """
 
     def __init__(
@@ -73,8 +69,9 @@ class TinkerRuns:
         store: TinkerStore,
         plan: AdapterPlan,
         on_use: Callable[[str, int, float], None] = lambda user_id, tokens, seconds: None,
+        limits: UserLimits = DEFAULT_LIMITS,
     ) -> None:
-        self._store, self.plan, self.on_use = store, plan, on_use
+        self._store, self.plan, self.on_use, self._limits = store, plan, on_use, limits
         self.sessions: dict[str, TinkerSession] = {}
         self.models: dict[str, TinkerModel] = {}
         self.samplers: dict[str, TinkerSampler] = {}
@@ -88,7 +85,10 @@ class TinkerRuns:
         self._listening: Counter[str] = Counter()
         """Connections of each session that wait for an answer: their client is there."""
         self._pending: dict[str, trio.Event] = {}
-        self._waiting: dict[str, int] = {}
+        self._waiting: Counter[str] = Counter()
+        """Requests for samples that wait, by user."""
+        self._waiting_samples: Counter[str] = Counter()
+        """Samples that these requests ask for."""
         self._nursery: trio.Nursery | None = None
         self._cluster: Cluster | None = None
 
@@ -119,7 +119,7 @@ class TinkerRuns:
                 self._samples[sampler.id] = SampleLedger(entries, trio.current_time())
                 for entry in entries:
                     if entry.answer is None:
-                        self._start_sample(sampler, entry.seq)
+                        self._start_sample(sampler, entry.seq, 1)  # so that their bodies need not be read first
             self._nursery.start_soon(self._sweep)
             task_status.started()
             await trio.sleep_forever()
@@ -129,8 +129,9 @@ class TinkerRuns:
     async def create_session(self, user: ServiceUser, fields: Fields) -> TinkerSession:
         """Begin a session. Raises TooMany."""
         mine = sum(session.user_id == user.user_id for session in self.sessions.values())
-        if mine >= SESSIONS_LIMIT:
-            raise TooMany(f"you have {mine} sessions that have not ended; the limit is {SESSIONS_LIMIT}")
+        if mine >= self._limits.sessions:
+            what = f"you have {mine} sessions that have not ended"
+            raise TooMany(limit_text(what, "sessions", self._limits.sessions))
         metadata = fields.get("user_metadata", "dict", {})
         session = TinkerSession(f"s{secrets.token_hex(8)}", user.user_id, time.time(), metadata)
         await self._put(session)
@@ -202,8 +203,9 @@ class TinkerRuns:
         model = self.models.get(model_id)
         if model is None:
             mine = [each for each in self.models.values() if each.user_id == user.user_id and each.session_id]
-            if len(mine) >= MODELS_LIMIT:
-                raise TooMany(f"you have {MODELS_LIMIT} models, the limit; unload one or end its session")
+            if len(mine) >= self._limits.models:
+                what = f"you have {len(mine)} models: unload one or end its session"
+                raise TooMany(limit_text(what, "models", self._limits.models))
             check_optimizer(fields)
             if kind == CREATE:
                 base_model = self.base_model_of(fields.get("base_model", "str"))
@@ -225,6 +227,11 @@ class TinkerRuns:
                 self._runs.pop(model_id).scope.cancel()
                 raise
         return await self.submit(user, kind, model_id, 0, body)
+
+    def check_datums(self, count: int) -> None:
+        """Raise WireError if a request has more datums than a user may send at once."""
+        if count > self._limits.datums:
+            raise WireError(limit_text(f"data: {count} datums", "datums", self._limits.datums))
 
     def base_model_of(self, given: str) -> str:
         """Return the name of a base model, given by name or directory. Raises WireError if it is not served."""
@@ -490,8 +497,11 @@ class TinkerRuns:
         ledger = self._samples[sampler.id]
         seq = wanted.seq_id if wanted.sampling_session_id else ledger.next_seq
         digest = hashlib.sha256(body).hexdigest()
+        count = wanted.request.num_samples
+        if count > self._limits.samples:
+            raise WireError(limit_text(f"num_samples: {count}", "samples", self._limits.samples))
         if seq not in ledger.entries:
-            self._check_room(user.user_id, 1)
+            self._check_room(user.user_id, 1, count)
         if ledger.receive(seq, "asample", digest):
             self._pending[f"{sampler.id}:{seq}"] = trio.Event()
             try:
@@ -502,18 +512,23 @@ class TinkerRuns:
                 ledger.withdraw(seq)
                 self._answered(f"{sampler.id}:{seq}")
                 raise
-            self._start_sample(sampler, seq)
-        return f"{sampler.id}:{seq}", wanted.request.num_samples
+            self._start_sample(sampler, seq, count)
+        return f"{sampler.id}:{seq}", count
 
-    def _check_room(self, user_id: str, count: int) -> None:
-        if self._waiting.get(user_id, 0) + count > SAMPLES_LIMIT:
-            raise TooMany(f"more than {SAMPLES_LIMIT} requests for samples of yours wait, the limit of this service")
+    def _check_room(self, user_id: str, requests: int, samples: int = 0) -> None:
+        for name, waiting, more, what in (
+            ("sample_requests", self._waiting, requests, "requests for samples"),
+            ("samples", self._waiting_samples, samples, "samples"),
+        ):
+            limit = getattr(self._limits, name)
+            if waiting[user_id] + more > limit:
+                raise TooMany(limit_text(f"{waiting[user_id]} {what} of yours wait, and these are {more}", name, limit))
 
     @contextmanager
     def waiting_samples(self, user_id: str, count: int) -> Iterator[None]:
         """Count requests for samples that have no future as waiting. Raises TooMany."""
         self._check_room(user_id, count)
-        self._waiting[user_id] = self._waiting.get(user_id, 0) + count
+        self._waiting[user_id] += count
         try:
             yield
         finally:
@@ -561,13 +576,14 @@ class TinkerRuns:
                 del self._direct[key]
             await self._store.attempt(self._store.remove, sampler)
 
-    def _start_sample(self, sampler: TinkerSampler, seq: int) -> None:
+    def _start_sample(self, sampler: TinkerSampler, seq: int, count: int) -> None:
         assert self._nursery is not None
         self._pending.setdefault(f"{sampler.id}:{seq}", trio.Event())
-        self._waiting[sampler.user_id] = self._waiting.get(sampler.user_id, 0) + 1
-        self._nursery.start_soon(self._sample, sampler, seq)
+        self._waiting[sampler.user_id] += 1
+        self._waiting_samples[sampler.user_id] += count
+        self._nursery.start_soon(self._sample, sampler, seq, count)
 
-    async def _sample(self, sampler: TinkerSampler, seq: int) -> None:
+    async def _sample(self, sampler: TinkerSampler, seq: int, count: int) -> None:
         """Have one request answered; on another engine if the first is lost, with the same seed."""
         store, request_id = self._store, f"{sampler.id}:{seq}"
         try:
@@ -599,6 +615,7 @@ class TinkerRuns:
             log.info("request %s has gone with its session", request_id)
         finally:
             self._waiting[sampler.user_id] -= 1
+            self._waiting_samples[sampler.user_id] -= count
             self._answered(request_id)
 
     # Futures ----------------------------------------------------------------------------------------------------------
@@ -652,7 +669,7 @@ class TinkerRuns:
         elif self._store.trouble:
             state, reason = "paused_capacity", self._store.trouble
         elif self._engine(record.base_model).is_up:
-            state, reason = "active", f"{self._waiting.get(user.user_id, 0)} requests for samples of yours wait"
+            state, reason = "active", f"{self._waiting[user.user_id]} requests for samples of yours wait"
         else:
             state, reason = "paused_capacity", f"the engine of {record.base_model} is being started"
         return {
