@@ -217,17 +217,22 @@ class AdapterRunner:
             folder = "external_weights" if operation.is_external else "sampler_weights"
         path = f"{model.name}/{folder}/{operation.name}"
         target, mark = self._directory / path, {"request": seq}
-        if target.exists():
-            # Of this request, before the engine was lost; a later one does not replace what others may use.
-            if json.loads((target / SAVED_FILE).read_text(encoding="utf-8")) != mark:
-                raise ValueError(f"{path}: there are saved weights of this name already; choose another name")
-        else:
+        is_there = (target / SAVED_FILE).is_file()
+        # Of this request, before the engine was lost.
+        is_mine = is_there and json.loads((target / SAVED_FILE).read_text(encoding="utf-8")) == mark
+        may_replace = isinstance(operation, SaveWeights) and operation.overwrite
+        if is_there and not is_mine and not may_replace:
+            raise ValueError(f"{path}: there are saved weights of this name already; choose another name")
+        if not is_mine:
             target.parent.mkdir(parents=True, exist_ok=True)
             unfinished = begin_checkpoint(self._directory / model.name / "saving", 0)
             with saving(path, unfinished):
                 self._trainer.save(model.name, unfinished, optimizer=folder == "weights")
                 (unfinished / SAVED_FILE).write_text(json.dumps(mark), encoding="utf-8")
-                finish_checkpoint(unfinished, 0).rename(target)
+                saved = finish_checkpoint(unfinished, 0)
+                if target.exists():
+                    shutil.rmtree(target)
+                saved.rename(target)
         return OperationResult(path=path, size=sum(file.stat().st_size for file in target.iterdir()))
 
     def _load(self, model: TrainedModel, operation: LoadWeights) -> OperationResult:

@@ -55,6 +55,8 @@ class InferenceRunner(EngineRunner):
         """Prompts that are not answered yet."""
         self.global_steps: int | None = None
         """None: it trains nothing."""
+        self.seconds_left = None
+        """None: it has no planned end."""
         self._is_loaded = False
 
     @property

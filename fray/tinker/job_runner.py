@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from typing import Any
 
 import trio
@@ -16,6 +17,9 @@ from fray.tinker.engine_runner import EnginePlan, EngineRunner, JobCallbacks
 from fray.tinker.kept_engine import EngineRestarted
 from fray.tinker.store import ServiceJob, ServiceStore, StoreFailed
 from fray.tinker.training_runner import EngineAnswer
+
+STEPS_MEASURED = 20
+"""Steps from which the end of a job is estimated."""
 
 
 class JobRunner(EngineRunner):
@@ -52,6 +56,9 @@ class JobRunner(EngineRunner):
         self.global_steps = 0
         self.is_initialized = False
         self.generation: dict[str, Any] = {}
+        self._planned_steps: int | None = None
+        self._step_times: deque[float] = deque(maxlen=STEPS_MEASURED)
+        """Times at which the latest steps ended, since the service began."""
         for entry in sorted(entries, key=lambda entry: entry.seq):
             self._note(entry)
 
@@ -125,6 +132,21 @@ class JobRunner(EngineRunner):
         behind = f"; {waiting - 1} wait behind it" if waiting > 1 else ""
         return f"executes request {entry.seq}, {entry.kind}, for {seconds:.1f} s{behind}{restarts}"
 
+    @property
+    def seconds_left(self) -> float | None:
+        """Expected seconds until its planned steps are done; None: not known."""
+        times = self._step_times
+        if not self._planned_steps or len(times) < 2:
+            return None
+        step_s = (times[-1] - times[0]) / (len(times) - 1)
+        end = times[-1] + step_s * (self._planned_steps - self.global_steps)
+        return max(end - trio.current_time(), 0.0)
+
+    def note_step(self, number: int) -> None:
+        """Note that a training step has ended now."""
+        self.global_steps = number
+        self._step_times.append(trio.current_time())
+
     async def leave(self, seq: int, *, was_sent: bool) -> None:
         """Note that a connection that waited for an answer has it, or has ended."""
         entry = self.ledger.entries[seq]
@@ -151,6 +173,7 @@ class JobRunner(EngineRunner):
         body = entry.answer["body"]
         if entry.kind == "init_workers":
             self.is_initialized = True
+            self._planned_steps = body.get("result", {}).get("total_steps")
         elif entry.kind in ("train_step", "resume") and "global_steps" in body:
             self.global_steps = body["global_steps"]
         generation = body.get({"set_generation_config": "config", "resume": "generation_config"}.get(entry.kind, ""))
@@ -205,6 +228,8 @@ class JobRunner(EngineRunner):
                 if answer.is_failure:
                     entry.has_effect = False
                 self._note(entry)
+                if entry.kind == "train_step" and not answer.is_failure:
+                    self.note_step(self.global_steps)
             self._snapshot_error = answer.snapshot_error
             self._wake()
             if answer.snapshot:

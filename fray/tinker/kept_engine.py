@@ -10,6 +10,7 @@ import trio
 
 from fray.api.actors.monitor import Down, monitor
 from fray.api.cluster import Cluster
+from fray.errors import FrayError
 from fray.tracebacks import failure_text
 
 MakeActor: TypeAlias = Callable[[Any], Awaitable[Any]]
@@ -24,6 +25,17 @@ class EngineFailed(Exception):
 
 class EngineRestarted(KeyError):
     """Request to an engine that has not got what it is about: it was started again since its caller began with it."""
+
+
+async def explained_engine(cluster: Cluster, name: str) -> str:
+    """Return what the engine of a name waits for: it is a job of Fray, which may need room."""
+    engines = [each for each in await cluster.list_jobs() if each.name == name]
+    if not engines:
+        return "it is being submitted"
+    try:
+        return await cluster.explain(engines[-1].job_id)
+    except FrayError as error:
+        return f"it is being started; {error}"
 
 
 class KeptEngine:

@@ -13,10 +13,9 @@ import trio
 from attrs import evolve, frozen
 
 from fray.api.cluster import Cluster
-from fray.errors import FrayError
 from fray.model.messages.session import VERSION
 from fray.tinker.core.inference_config import inference_settings_of
-from fray.tinker.core.job_queue import QueuedJob, decide_starts
+from fray.tinker.core.job_queue import QueuedJob, decide_starts, expected_start
 from fray.tinker.core.job_states import ServiceJobState, may_become
 from fray.tinker.core.keys import USER_NAME_LIMIT, ServiceUser, hash_of, new_key, new_user_id, user_of_key
 from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits, is_abandoned, limit_text
@@ -26,6 +25,7 @@ from fray.tinker.core.usage import UsageWindow
 from fray.tinker.engine_runner import EnginePlan, JobCallbacks
 from fray.tinker.inference_runner import InferenceRunner
 from fray.tinker.job_runner import JobRunner
+from fray.tinker.kept_engine import explained_engine
 from fray.tinker.store import ServiceJob, ServiceStore, with_state
 
 CLIENT_GRACE_S = 3_600.0
@@ -250,8 +250,25 @@ class ServiceJobs:
     def message_of(self, job: ServiceJob) -> str:
         """Return what a client is shown about a job."""
         text = self._reasons.get(job.job_id) or job.error or f"job {job.job_id} is {job.state.value.lower()}"
+        if job.job_id in self._reasons:
+            text += f"; {self._expected_start(job)}"
         not_used = inference_settings_of(job.config).not_used if job.is_inference and not job.state.is_final else ()
         return f"{text}; not used: {', '.join(not_used)}" if not_used else text
+
+    def _expected_start(self, job: ServiceJob) -> str:
+        """Return when a queued job is expected to start, in words."""
+        waiting, taken = self._queue()
+        ends = {name: runner.seconds_left for name, runner in self.runners.items()}
+        seconds = expected_start(job.job_id, waiting, taken, self.limits.gpus, ends)
+        if seconds is None:
+            return "when it starts is not known: jobs that have the GPUs have no planned end, or were not measured yet"
+        amount = f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+        return f"expected to start in about {amount}, if the jobs that have the GPUs end after their planned steps"
+
+    async def explained_message_of(self, job: ServiceJob) -> str:
+        """Return `message_of`, with what its engine waits for while it is being started."""
+        text = self.message_of(job)
+        return f"{text}: {await self.explain(job)}" if job.state is ServiceJobState.STARTING else text
 
     def ended_text(self, job: ServiceJob) -> str:
         """Return that a job has ended, and why."""
@@ -276,14 +293,7 @@ class ServiceJobs:
         if job.state is ServiceJobState.RUNNING and runner.starts:
             return runner.activity()
         assert self._cluster is not None
-        # The engine is a job of Fray, which may wait for room.
-        engines = [each for each in await self._cluster.list_jobs() if each.name == f"tinker-{job.job_id}"]
-        if not engines:
-            return f"the engine of job {job.job_id} is being submitted"
-        try:
-            return await self._cluster.explain(engines[-1].job_id)
-        except FrayError as error:
-            return f"its engine is being started; {error}"
+        return await explained_engine(self._cluster, f"tinker-{job.job_id}")
 
     async def checkpoints_of(self, job: ServiceJob) -> list[dict[str, Any]]:
         """Return ``path``, ``step`` and ``bytes`` of each checkpoint that the client has saved."""
@@ -343,10 +353,14 @@ class ServiceJobs:
         entries = await self._store.keep(self._store.entries, job.job_id)
         self.runners[job.job_id] = JobRunner(job, self._plan, self._store, entries, callbacks)
 
+    def _queue(self) -> tuple[list[QueuedJob], dict[str, tuple[int, ...]]]:
+        """Return the jobs that wait, and the GPUs of the others."""
+        waiting = [QueuedJob(job.job_id, job.gpus) for job in self.jobs.values() if job.state is ServiceJobState.QUEUED]
+        return waiting, {job.job_id: job.gpu_ids for job in self.jobs.values() if not job.state.is_final}
+
     async def _schedule(self) -> None:
         """Start the jobs that can start now."""
-        waiting = [QueuedJob(job.job_id, job.gpus) for job in self.jobs.values() if job.state is ServiceJobState.QUEUED]
-        taken = {job.job_id: job.gpu_ids for job in self.jobs.values() if not job.state.is_final}
+        waiting, taken = self._queue()
         decision = decide_starts(waiting, taken, self.limits.gpus)
         self._reasons = decision.reasons
         for job_id, gpu_ids in decision.starts:

@@ -537,7 +537,7 @@ def _source_at(settings: TrainingSettings) -> str:
 
 
 def _penalty_of(settings: TrainingSettings) -> KlPenalty | None:
-    """Return the penalty for distance from the first weights; a coefficient of 0 is none."""
+    """Return the penalty for distance from the first weights; with a coefficient of 0 there is none."""
     if not settings.kl:
         return None
     return KlPenalty(

@@ -232,7 +232,10 @@ async def test_a_save_that_fails_is_refused_with_words_and_training_goes_on(
         assert "; the snapshot of request 1 was not saved: SafetensorError" in run.activity()
         assert not await trio.to_thread.run_sync(lambda: [*tmp_path.rglob("*.safetensors")])
         has_room()
-        assert (await api.ask("save_weights", model_id, 4, path="a"))["path"] == f"tinker://{model_id}/weights/a"
+        saved = f"tinker://{model_id}/weights/a"
+        assert (await api.ask("save_weights", model_id, 4, path="a"))["path"] == saved
+        assert "with overwrite=True it is replaced" in (await api.ask("save_weights", model_id, 5, path="a"))["error"]
+        assert (await api.ask("save_weights", model_id, 6, path="a", overwrite=True))["path"] == saved
         nursery.cancel_scope.cancel()
 
 

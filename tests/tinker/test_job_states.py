@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fray.tinker.core.job_queue import QueuedJob, decide_starts
+from fray.tinker.core.job_queue import QueuedJob, decide_starts, expected_start
 from fray.tinker.core.job_states import ServiceJobState, may_become
 from fray.tinker.core.keys import ServiceUser, hash_of, new_key, new_user_id, user_of_key
 from fray.tinker.core.training_config import ConfigError, TrainingSettings, settings_of
@@ -158,3 +158,16 @@ def test_what_does_not_go_together_is_refused_with_its_keys(config: dict[str, An
     with pytest.raises(ConfigError) as caught:
         settings_of(merged({}, config))
     assert str(caught.value).startswith(message)
+
+
+def test_a_job_is_expected_to_start_when_there_is_room_for_it_and_all_before_it() -> None:
+    waiting, taken = [QueuedJob("a", 2), QueuedJob("b", 1)], {"x": (0, 1), "y": (2,), "z": ()}
+
+    def start(name: str, **ends: float | None) -> float | None:
+        return expected_start(name, waiting, taken, 4, ends)
+
+    assert start("a", x=50.0, y=9.0) == 9.0, "one GPU is free"
+    assert start("b", x=50.0, y=9.0) == 50.0
+    assert start("a", x=50.0) == 50.0
+    assert start("a", z=3.0, y=None) is None
+    assert expected_start("a", waiting, {}, 4, {}) is None

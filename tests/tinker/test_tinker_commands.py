@@ -113,7 +113,10 @@ async def test_an_operator_sees_jobs_and_gives_keys(
         assert [(each["step"], each["bytes"] > 10_000) for each in shown["checkpoints"]] == [(1, True)]
         assert shown["explanation"] == "waits for its client's next request; 5 executed"
         explained = await fray("explain", second)
-        assert explained["explanation"] == "number 1 in the queue: needs 1 GPUs, 0 of 1 are free"
+        assert explained["explanation"] == (
+            "number 1 in the queue: needs 1 GPUs, 0 of 1 are free; "
+            "when it starts is not known: jobs that have the GPUs have no planned end, or were not measured yet"
+        )
         (used,) = (await fray("top", "--once"))["users"]
         assert (used["user"], used["share"], used["tokens_per_s"] > 0) == ("ada", 1.0, True)
         assert await trio.to_thread.run_sync(main, ["tinker", "top", "--once", "--directory", str(directory)]) == 0
@@ -186,6 +189,12 @@ async def test_an_operator_sees_jobs_and_gives_keys(
             assert await trio.to_thread.run_sync(main, ["tinker", *verb, "--directory", str(directory)]) == 0
             said = capsys.readouterr().out
             assert found["activity"] in said or sampler["sampler_id"] == verb[-1]
+        assert f"no model or sampler '{model}:9'" in await fray("cancel", f"{model}:9", status=2)
+        for name in (model, sampler["sampler_id"]):
+            assert (await fray("cancel", name, where=at_url))["message"] == "cancelled; checkpoints stay"
+        left = await fray("ls", where=at_url)
+        assert [left[name] for name in ("models", "samplers", "checkpoints")] == [[], [], [checkpoint]]
+        assert "before" in (await fray("cancel", model))["message"]
         key_file.write_text(bob["api_key"])
         nothing = await fray("ls", where=at_url)
         assert [nothing[name] for name in ("jobs", "models", "samplers", "checkpoints")] == [[], [], [], []]

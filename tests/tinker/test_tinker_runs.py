@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
@@ -18,17 +18,20 @@ import fray
 from fray import rl
 from fray.tinker.api_store import TinkerCheckpoint, TinkerSampler, TinkerSession, TinkerStore
 from fray.tinker.core.keys import ServiceUser
+from fray.tinker.core.ledger import LedgerEntry
 from fray.tinker.core.limits import UserLimits
 from fray.tinker.core.sample_ledger import ANSWER_S
-from fray.tinker.engine_runner import EnginePlan
+from fray.tinker.engine_runner import EnginePlan, JobCallbacks
+from fray.tinker.job_runner import JobRunner
 from fray.tinker.opentinker.answers import Unprocessable
 from fray.tinker.opentinker.scheduler_routes import scheduler_routes
 from fray.tinker.service_jobs import JobLimits, ServiceJobs
-from fray.tinker.store import ServiceStore
+from fray.tinker.store import ServiceJob, ServiceStore
 from fray.tinker.tinker_api.base_engine import AdapterPlan
 from fray.tinker.tinker_api.model_run import CREATE
+from fray.tinker.tinker_api.refusals import Expired, TooMany
 from fray.tinker.tinker_api.routes import tinker_routes
-from fray.tinker.tinker_api.tinker_runs import Expired, TinkerRuns, TooMany
+from fray.tinker.tinker_api.tinker_runs import TinkerRuns
 from fray.tinker.wire.messages import MESSAGES
 from fray.tinker.wire.tinker_json import Fields
 from fray.tinker.wire.tinker_proto import WireError
@@ -273,3 +276,16 @@ async def test_what_is_one_past_a_limit_of_the_tinker_api_is_refused_with_its_na
         ):
             await runs.submit_sample(ADA, *sample(1))
         nursery.cancel_scope.cancel()
+
+
+async def test_a_job_measures_its_steps_to_say_when_it_ends(autojump_clock: object) -> None:
+    plan = EnginePlan({}, Path("/nowhere"))
+    entry = LedgerEntry(1, "init_workers", "", answer={"http": 200, "body": {"result": {"total_steps": 10}}})
+    job = ServiceJob("j", "s", "u", {}, 0, 0.0)
+    runner = JobRunner(job, plan, cast("ServiceStore", None), [entry], cast("JobCallbacks", None))
+    assert runner.seconds_left is None
+    for step in range(1, 4):
+        await trio.sleep(6)
+        runner.note_step(step)
+    await trio.sleep(2)
+    assert runner.seconds_left == pytest.approx(7 * 6 - 2)

@@ -95,12 +95,14 @@ def explain(options: argparse.Namespace) -> int:
 def cancel(options: argparse.Namespace) -> int:
     """Run ``fray tinker cancel``."""
     with open_service(options) as service:
-        job = _job(service, options)
-        ended = service.ask("DELETE", f"/cancel_job/{job['job_id']}")
+        if ":" in options.job:
+            ended = service.ask("DELETE", f"/fray/runs/{quote(options.job, safe='')}")
+        else:
+            ended = service.ask("DELETE", f"/cancel_job/{_job(service, options)['job_id']}")
     if options.json:
         say_json(ended)
     else:
-        note(f"{ended['job_id']} is {ended['status']}: {ended['message']}")
+        note(f"{options.job} is {ended['status']}: {ended['message']}")
     return 0
 
 

@@ -82,7 +82,7 @@ def _add_look(below: Verbs) -> None:
             "explain the state of a job: what it waits for, or what ended it",
             "explain 3f9c0d5e71a2",
         ),
-        ("cancel", "cancel a job", "cancel 3f9c0d5e71a2"),
+        ("cancel", "cancel a job, or end a model or sampler", "cancel 3f9c0d5e71a2"),
     ):
         parser = _looking(below, name, f"look:{name}", text, example)
         if name == "ls":

@@ -53,9 +53,10 @@ class OptimStep:
 
 @frozen
 class SaveWeights:
-    """Save weights and what the optimizer knows, as ``MODEL/weights/NAME``."""
+    """Save weights and what the optimizer knows, as ``MODEL/weights/NAME``; with ``overwrite`` over those there."""
 
     name: str = field(validator=_checked_name)
+    overwrite: bool = False
 
 
 @frozen

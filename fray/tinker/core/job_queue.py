@@ -1,4 +1,4 @@
-"""Queue of jobs that wait for accelerators: first come, first served, and the reason for which each waits."""
+"""Queue of jobs that wait for accelerators: first come, first served; why each waits, and until when."""
 
 from __future__ import annotations
 
@@ -48,3 +48,35 @@ def decide_starts(waiting: Sequence[QueuedJob], taken: Mapping[str, Sequence[int
         before = "" if place == 1 else f"; {place - 1} before it"
         reasons[job.job_id] = f"number {place} in the queue: {need}{before}"
     return QueueDecision(tuple(starts), reasons)
+
+
+def expected_start(
+    job_id: str,
+    waiting: Sequence[QueuedJob],
+    taken: Mapping[str, Sequence[int]],
+    total: int,
+    ends: Mapping[str, float | None],
+) -> float | None:
+    """Return the time at which a job is expected to start; None: it is not known.
+
+    It is when accelerators are free for it and for all before it, whose own ends are not known.
+
+    Args:
+        job_id: of the job.
+        waiting: jobs in the order in which they came.
+        taken: accelerators of the jobs that run, by id of the job.
+        total: number of accelerators.
+        ends: expected ends of the jobs that run, by id; None or missing: not known.
+    """
+    needed = 0
+    for job in waiting:
+        needed += job.gpus
+        if job.job_id == job_id:
+            break
+    free = total - sum(map(len, taken.values()))
+    known = [(end, len(gpus)) for name, gpus in taken.items() if gpus and (end := ends.get(name)) is not None]
+    for end, count in sorted(known):
+        free += count
+        if free >= needed:
+            return end
+    return None

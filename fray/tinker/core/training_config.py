@@ -158,7 +158,7 @@ def _kl(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lora(values: dict[str, Any]) -> dict[str, Any]:
-    """Take what ``values`` have about an adapter; return settings. A rank of 0 is none."""
+    """Take what ``values`` have about an adapter; return settings. With a rank of 0 there is none."""
     rank, alpha, layers = (values.pop(f"lora_{name}", None) for name in ("rank", "alpha", "layers"))
     if not rank:
         return {}

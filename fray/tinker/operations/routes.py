@@ -27,7 +27,7 @@ SHOWN_IDS = 5
 def operator_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
     """Return the routes. Users see their own jobs and use, administrators those of all; keys are theirs alone."""
 
-    def shown(job: ServiceJob) -> dict[str, Any]:
+    async def shown(job: ServiceJob) -> dict[str, Any]:
         runner = jobs.runners.get(job.job_id)
         return {
             "job_id": job.job_id,
@@ -35,7 +35,7 @@ def operator_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
             "kind": "inference" if job.is_inference else "training",
             "user": jobs.name_of(job.user_id),
             "gpus": job.gpus,
-            "message": jobs.message_of(job),
+            "message": await jobs.explained_message_of(job),
             "activity": runner.activity() if runner and runner.starts else "",
             "global_steps": runner.global_steps if runner else None,
             "requests": runner.requests if runner else None,
@@ -67,7 +67,7 @@ def operator_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
         return JSONResponse(
             {
                 "version": jobs.version,
-                "jobs": [shown(job) for job in visible(user)],
+                "jobs": [await shown(job) for job in visible(user)],
                 "users": users,
                 **shown_runs(runs, lambda user_id: sees(user, user_id), jobs.name_of),
             }
@@ -84,6 +84,21 @@ def operator_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
             return JSONResponse(shown_sampler(runs, sampler, jobs.name_of))
         raise HTTPException(404, f"no model or sampler {name!r}; fray tinker ls lists them")
 
+    async def cancel_run(request: Request, user: ServiceUser) -> Response:
+        name = request.path_params["name"]
+        model, sampler = runs.models.get(name), runs.samplers.get(name)
+        if model is not None and sees(user, model.user_id):
+            has_ended = not model.session_id
+            if not has_ended:
+                await runs.unload(model)
+        elif sampler is not None and sees(user, sampler.user_id):
+            has_ended = False
+            await runs.end_sampler(sampler)
+        else:
+            raise HTTPException(404, f"no model or sampler {name!r}; fray tinker ls lists them")
+        text = "its session has ended, or it was unloaded, before" if has_ended else "cancelled; checkpoints stay"
+        return JSONResponse({"id": name, "status": "ENDED", "message": text})
+
     async def one_job(request: Request, user: ServiceUser) -> Response:
         name = request.path_params["job"]
         job = jobs.jobs.get(name)
@@ -94,7 +109,7 @@ def operator_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
             raise HTTPException(404, f"no job {name!r}{begins}{more}; fray tinker ls lists them")
         return JSONResponse(
             {
-                **shown(job),
+                **await shown(job),
                 "gpu_ids": list(job.gpu_ids),
                 "error": job.error,
                 "config": job.config,
@@ -145,6 +160,7 @@ def operator_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
         route("/fray/status", status, "GET"),
         route("/fray/jobs/{job}", one_job, "GET"),
         route("/fray/runs/{name}", one_run, "GET"),
+        route("/fray/runs/{name}", cancel_run, "DELETE"),
         route("/fray/keys", list_keys, "GET", admin=True),
         route("/fray/keys", create_key, "POST", admin=True),
         route("/fray/keys/{name}", revoke_key, "DELETE", admin=True),

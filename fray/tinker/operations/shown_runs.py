@@ -66,7 +66,7 @@ def shown_sampler(runs: TinkerRuns, sampler: TinkerSampler, name_of: NameOf) -> 
     engine = runs.engines.get(sampler.base_model)
     activity = f"{waiting} requests for samples wait" if waiting else "waits for its client's next request"
     if waiting and engine is not None and not engine.is_up:
-        activity += f": the engine of {sampler.base_model} is being started"
+        activity += f": {engine.starting}"
     return {
         "sampler_id": sampler.id,
         "user": name_of(sampler.user_id),

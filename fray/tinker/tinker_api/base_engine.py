@@ -11,12 +11,13 @@ from typing import Any
 import trio
 from attrs import frozen
 
+from fray.api.cluster import Cluster
 from fray.errors import FrayError
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig
 from fray.rl.model_spec import ModelSpec
 from fray.tinker.adapter_engine import AdapterEngine, AdapterEngineSettings
-from fray.tinker.kept_engine import EngineFailed, KeptEngine
+from fray.tinker.kept_engine import EngineFailed, KeptEngine, explained_engine
 
 RESTARTS = 100
 """Restarts of an engine within `RESTART_PERIOD_S`, before its models fail."""
@@ -66,13 +67,21 @@ class BaseEngine(KeptEngine):
         self.base_model, self._plan = base_model, plan
         self.info: dict[str, Any] = {}
         """Facts of `AdapterEngine.info`, at most `INFO_S` old; empty: it is not up."""
+        self.starting = f"the engine of {base_model} is being started"
+        """State of an engine that is not up, with what it waits for."""
         super().__init__(f"tinker-engine-{_slug(base_model)}", self._create)
 
-    async def watch(self, on_use: Callable[[str, float], None]) -> None:
-        """Keep `info`, and report the seconds of computation by user, until the engine is not started any more."""
+    async def watch(self, cluster: Cluster, on_use: Callable[[str, float], None]) -> None:
+        """Keep `info` and `starting`, and report the seconds of computation by user, until it starts no more."""
         incarnation, served = 0, dict[str, float]()
         while True:
             try:
+                while not self.is_up and not self.failure:
+                    with trio.move_on_after(INFO_S):
+                        await self.up()
+                        break
+                    reason = await explained_engine(cluster, self._name)
+                    self.starting = f"the engine of {self.base_model} is being started: {reason}"
                 number, engine = await self.up()
                 if number != incarnation:
                     incarnation, served = number, {}

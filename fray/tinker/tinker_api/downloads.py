@@ -20,8 +20,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from fray.tinker.api_store import TinkerCheckpoint
+from fray.tinker.tinker_api.refusals import NotFound
 from fray.tinker.tinker_api.requests import refusing
-from fray.tinker.tinker_api.tinker_runs import NotFound, TinkerRuns
+from fray.tinker.tinker_api.tinker_runs import TinkerRuns
 
 URL_S = 900.0
 """Seconds for which an address is valid."""

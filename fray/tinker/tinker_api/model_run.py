@@ -134,7 +134,7 @@ class ModelRun:
         if self._store.trouble:
             return "paused_capacity", self._store.trouble
         if not self._engine.is_up:
-            return "paused_capacity", f"the engine of {self.model.base_model} is being started"
+            return "paused_capacity", self._engine.starting
         return "active", f"{seq - self.ledger.applied - 1} requests of this model are before it"
 
     @property
@@ -250,9 +250,10 @@ class ModelRun:
         if entry.kind == "save_weights":
             name = fields.get("path", "str", f"{entry.seq:06d}")
             path = f"tinker://{self.model.id}/weights/{name}"
-            if not fields.get("overwrite", "bool", False) and self._has_checkpoint(path):
+            overwrite = fields.get("overwrite", "bool", False)
+            if not overwrite and self._has_checkpoint(path):
                 raise UserError(f"{path} exists; with overwrite=True it is replaced")
-            return fields, SaveWeights(name)
+            return fields, SaveWeights(name, overwrite)
         if entry.kind == "save_weights_external":
             if fields.value.get("age_encryption_recipients"):
                 raise WireError("age_encryption_recipients: files are not encrypted here; expected null")

@@ -24,7 +24,8 @@ from fray.tinker.opentinker.callers import user_of
 from fray.tinker.replaced_engine import ReplacedEngine
 from fray.tinker.service_jobs import ServiceJobs
 from fray.tinker.tinker_api.model_run import UserError
-from fray.tinker.tinker_api.tinker_runs import TinkerRuns, TooMany
+from fray.tinker.tinker_api.refusals import TooMany
+from fray.tinker.tinker_api.tinker_runs import TinkerRuns
 
 PREFIX = "/oai/api/v1"
 

@@ -13,7 +13,7 @@ from fray.tinker.core.keys import ServiceUser
 from fray.tinker.core.ledger import LedgerConflict
 from fray.tinker.service_jobs import ServiceJobs
 from fray.tinker.tinker_api.model_run import UserError
-from fray.tinker.tinker_api.tinker_runs import Expired, NotFound, TooMany
+from fray.tinker.tinker_api.refusals import Expired, NotFound, TooMany
 from fray.tinker.wire.tinker_proto import CONTENT_TYPE, WireError, encode_forward_output, encode_samples
 
 KEY_HEADER = "X-API-Key"

@@ -16,8 +16,9 @@ from fray.tinker.core.keys import ServiceUser
 from fray.tinker.opentinker.answers import body_of
 from fray.tinker.service_jobs import ServiceJobs
 from fray.tinker.tinker_api.downloads import FILES, Downloads
+from fray.tinker.tinker_api.refusals import NotFound, check_ttl
 from fray.tinker.tinker_api.requests import ForUser, for_user
-from fray.tinker.tinker_api.tinker_runs import NotFound, TinkerRuns, check_ttl
+from fray.tinker.tinker_api.tinker_runs import TinkerRuns
 from fray.tinker.wire.tinker_json import Fields
 from fray.tinker.wire.tinker_proto import WireError
 

@@ -14,9 +14,10 @@ from fray.tinker.core.keys import ServiceUser
 from fray.tinker.opentinker.answers import body_of
 from fray.tinker.service_jobs import ServiceJobs
 from fray.tinker.tinker_api.model_run import CREATE, decoded_forward_request
+from fray.tinker.tinker_api.refusals import NotFound, check_ttl
 from fray.tinker.tinker_api.requests import answer_response, for_user
 from fray.tinker.tinker_api.rest_routes import rest_routes
-from fray.tinker.tinker_api.tinker_runs import UNLOAD, NotFound, TinkerRuns, check_ttl
+from fray.tinker.tinker_api.tinker_runs import UNLOAD, TinkerRuns
 from fray.tinker.wire.tinker_json import Fields, adam_of
 from fray.tinker.wire.tinker_proto import CONTENT_TYPE, WireError
 

@@ -27,6 +27,7 @@ from fray.tinker.kept_engine import EngineFailed
 from fray.tinker.store import StoreFailed
 from fray.tinker.tinker_api.base_engine import AdapterPlan, BaseEngine
 from fray.tinker.tinker_api.model_run import CREATE, ModelRun, UserError, engine_name, failed
+from fray.tinker.tinker_api.refusals import Expired, NotFound, TooMany
 from fray.tinker.wire.tinker_json import Fields, SampleBody, check_optimizer, lora_of, sample_of
 from fray.tinker.wire.tinker_proto import WireError
 
@@ -36,22 +37,8 @@ DIRECT = "direct-"
 """Beginning of the ids of samplers without a session."""
 UNLOAD = "unload"
 """End of the id of the future of a model that was unloaded, in the place of a number."""
-TTL_RANGE_S = (3_600, 315_360_000)
-"""Seconds that a checkpoint may be kept: an hour to ten years."""
 
 log = logging.getLogger("fray.tinker")
-
-
-class NotFound(Exception):
-    """Session, model, sampler, checkpoint or request that the user does not have."""
-
-
-class Expired(Exception):
-    """Session that has ended."""
-
-
-class TooMany(Exception):
-    """Request beyond a limit of the user; the message has the limit."""
 
 
 class TinkerRuns:
@@ -130,8 +117,7 @@ class TinkerRuns:
         """Begin a session. Raises TooMany."""
         mine = sum(session.user_id == user.user_id for session in self.sessions.values())
         if mine >= self._limits.sessions:
-            what = f"you have {mine} sessions that have not ended"
-            raise TooMany(limit_text(what, "sessions", self._limits.sessions))
+            raise TooMany(limit_text(f"{mine} sessions of yours have not ended", "sessions", self._limits.sessions))
         metadata = fields.get("user_metadata", "dict", {})
         session = TinkerSession(f"s{secrets.token_hex(8)}", user.user_id, time.time(), metadata)
         await self._put(session)
@@ -161,10 +147,18 @@ class TinkerRuns:
         for model in [each for each in self.models.values() if each.session_id == session.id]:
             await self.unload(model)
         for sampler in [each for each in self.samplers.values() if each.session_id == session.id]:
-            del self.samplers[sampler.id]
-            self._samples.pop(sampler.id, None)
-            await self._store.attempt(self._store.remove, sampler)
+            await self.end_sampler(sampler)
         await self._store.attempt(self._store.remove, session)
+
+    async def end_sampler(self, sampler: TinkerSampler) -> None:
+        """End a sampler: its requests are not answered any more."""
+        self.samplers.pop(sampler.id, None)
+        self._samples.pop(sampler.id, None)
+        key = (sampler.user_id, sampler.base_model, sampler.weights)
+        # After a restart another one is in its place.
+        if self._direct.get(key) == sampler.id:
+            del self._direct[key]
+        await self._store.attempt(self._store.remove, sampler)
 
     async def _sweep(self) -> None:
         """End sessions without heartbeats, remove checkpoints that have expired, forget old samples."""
@@ -204,8 +198,7 @@ class TinkerRuns:
         if model is None:
             mine = [each for each in self.models.values() if each.user_id == user.user_id and each.session_id]
             if len(mine) >= self._limits.models:
-                what = f"you have {len(mine)} models: unload one or end its session"
-                raise TooMany(limit_text(what, "models", self._limits.models))
+                raise TooMany(limit_text(f"{len(mine)} models of yours are there", "models", self._limits.models))
             check_optimizer(fields)
             if kind == CREATE:
                 base_model = self.base_model_of(fields.get("base_model", "str"))
@@ -344,7 +337,9 @@ class TinkerRuns:
             assert self._nursery is not None
             assert self._cluster is not None
             self._nursery.start_soon(engine.run, self._cluster)
-            self._nursery.start_soon(engine.watch, lambda user_id, seconds: self.on_use(user_id, 0, seconds))
+            self._nursery.start_soon(
+                engine.watch, self._cluster, lambda user_id, seconds: self.on_use(user_id, 0, seconds)
+            )
         return engine
 
     def _start_model(self, model: TinkerModel, entries: list[LedgerEntry]) -> None:
@@ -569,12 +564,7 @@ class TinkerRuns:
             if sampler.session_id or ledger.entries:
                 await self._store.attempt(self._store.forget_requests, sampler.id, old)
                 continue
-            del self.samplers[sampler.id], self._samples[sampler.id]
-            key = (sampler.user_id, sampler.base_model, sampler.weights)
-            # After a restart another one is in its place.
-            if self._direct.get(key) == sampler.id:
-                del self._direct[key]
-            await self._store.attempt(self._store.remove, sampler)
+            await self.end_sampler(sampler)
 
     def _start_sample(self, sampler: TinkerSampler, seq: int, count: int) -> None:
         assert self._nursery is not None
@@ -671,7 +661,7 @@ class TinkerRuns:
         elif self._engine(record.base_model).is_up:
             state, reason = "active", f"{self._waiting[user.user_id]} requests for samples of yours wait"
         else:
-            state, reason = "paused_capacity", f"the engine of {record.base_model} is being started"
+            state, reason = "paused_capacity", self._engine(record.base_model).starting
         return {
             "type": "try_again",
             "request_id": request_id,
@@ -707,9 +697,3 @@ def _samples_answer(result: Any, wanted: SampleBody) -> dict[str, Any]:
         "prompt_logprobs": logprobs if wanted.request.prompt_logprobs else None,
         "topk_prompt_logprobs": topk,
     }
-
-
-def check_ttl(seconds: int | None) -> None:
-    """Check how long a checkpoint is kept. Raises WireError."""
-    if seconds is not None and not TTL_RANGE_S[0] <= seconds <= TTL_RANGE_S[1]:
-        raise WireError(f"ttl_seconds: {seconds}; expected {TTL_RANGE_S[0]} to {TTL_RANGE_S[1]}, or null: never")
