@@ -118,7 +118,8 @@ class TrainingService:
             exception_handlers={HTTPException: refuse, Unprocessable: refuse_body, StoreFailed: refuse_store},
         )
         settings, port_file = self._settings, self._settings.directory / "port"
-        port = settings.port or (int(port_file.read_text()) if port_file.is_file() else 0)
+        last_port = int(port_file.read_text()) if port_file.is_file() else 0
+        port = settings.port or last_port
         async with trio.open_nursery() as nursery:
             await nursery.start(self._jobs.run, current_cluster())
             await nursery.start(self._runs.run, current_cluster())
@@ -126,7 +127,7 @@ class TrainingService:
             address = await self._start_server(
                 nursery, partial(serve_http, app, host=settings.host, port=port, tls=tls)
             )
-            if port != address.port:
+            if last_port != address.port:
                 port_file.write_text(str(address.port))
             self._url = address.url
             certificate = str(settings.tls[0]) if settings.tls else ""
