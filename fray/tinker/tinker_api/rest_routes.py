@@ -28,7 +28,7 @@ PAGE_LIMIT = 1_000
 
 def rest_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
     """Return the routes about sessions, training runs and checkpoints."""
-    downloads, body_bytes = Downloads(runs), jobs.limits.user.body_bytes
+    downloads = Downloads(runs)
 
     def route(method: str, path: str, handler: ForUser) -> Route:
         return Route(f"/api/v1/{path}", for_user(jobs, handler), methods=[method])
@@ -85,12 +85,12 @@ def rest_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
         return Response(status_code=204)
 
     async def publish(request: Request, user: ServiceUser) -> Response:
-        await body_of(request, body_bytes)
+        await body_of(request, jobs.limits.user.body_bytes)
         await runs.put_checkpoint(evolve(checkpoint_of(request, user), is_public=request.method == "POST"))
         return Response(status_code=204)
 
     async def set_ttl(request: Request, user: ServiceUser) -> Response:
-        seconds = Fields.of_body(await body_of(request, body_bytes)).get("ttl_seconds", "int", None)
+        seconds = Fields.of_body(await body_of(request, jobs.limits.user.body_bytes)).get("ttl_seconds", "int", None)
         check_ttl(seconds)
         expires_at = None if seconds is None else time.time() + seconds
         await runs.put_checkpoint(evolve(checkpoint_of(request, user), expires_at=expires_at))
@@ -108,7 +108,7 @@ def rest_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
         )
 
     async def weights_info(request: Request, user: ServiceUser) -> Response:
-        path = Fields.of_body(await body_of(request, body_bytes)).get("tinker_path", "str")
+        path = Fields.of_body(await body_of(request, jobs.limits.user.body_bytes)).get("tinker_path", "str")
         checkpoint = runs.find_checkpoint(user.user_id, path)
         lora = checkpoint.lora
         return JSONResponse(

@@ -28,11 +28,10 @@ _Post = Callable[[ServiceUser, Fields, bytes], Awaitable[dict[str, Any]]]
 
 def tinker_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
     """Return the routes of the Tinker API, those of `rest_routes` included."""
-    body_bytes = jobs.limits.user.body_bytes
 
     def post(name: str, route: _Post) -> Route:
         async def answer(request: Request, user: ServiceUser) -> Response:
-            body = await body_of(request, body_bytes)
+            body = await body_of(request, jobs.limits.user.body_bytes)
             return JSONResponse(await route(user, Fields.of_body(body), body))
 
         return Route(f"/api/v1/{name}", for_user(jobs, answer), methods=["POST"])
@@ -53,11 +52,11 @@ def tinker_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
         return JSONResponse({"supported_models": models})
 
     async def client_config(request: Request, user: ServiceUser) -> Response:
-        await body_of(request, body_bytes)
+        await body_of(request, jobs.limits.user.body_bytes)
         return JSONResponse({})
 
     async def telemetry(request: Request, user: ServiceUser) -> Response:
-        await body_of(request, body_bytes)
+        await body_of(request, jobs.limits.user.body_bytes)
         return JSONResponse({"status": "accepted"})
 
     # Sessions
@@ -70,7 +69,7 @@ def tinker_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
         return {"type": "session_heartbeat"}
 
     async def finish_session(request: Request, user: ServiceUser) -> Response:
-        await body_of(request, body_bytes)
+        await body_of(request, jobs.limits.user.body_bytes)
         await runs.end_session(runs.session(user, request.path_params["session_id"]))
         return Response(status_code=204)
 
@@ -102,7 +101,7 @@ def tinker_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
         return {"request_id": f"{model.id}:{UNLOAD}", "model_id": model.id}
 
     async def forward_backward(request: Request, user: ServiceUser) -> Response:
-        body = await body_of(request, body_bytes)
+        body = await body_of(request, jobs.limits.user.body_bytes)
         kind = request.headers.get("Content-Type", "")
         if not kind.startswith(CONTENT_TYPE) or request.headers.get("Content-Encoding", "identity") != "identity":
             raise WireError(f"body: {kind!r:.100}; expected {CONTENT_TYPE}, not compressed: SDKs from 0.25 on send it")
@@ -149,7 +148,7 @@ def tinker_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
         return JSONResponse({"sampler_id": sampler.id, "base_model": base_model, "model_path": sampler.model_path})
 
     async def retrieve_future(request: Request, user: ServiceUser) -> Response:
-        fields = Fields.of_body(await body_of(request, body_bytes))
+        fields = Fields.of_body(await body_of(request, jobs.limits.user.body_bytes))
         answer = await runs.answer(user, fields.get("request_id", "str"), WAIT_S)
         return answer_response(answer, request.headers.get("Accept", ""))
 
