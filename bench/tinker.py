@@ -1,15 +1,19 @@
-"""Training through the Tinker API: ``python -m bench.tinker sft rl requests adapters``, or some.
+"""Training through the Tinker API: ``python -m bench.tinker [TASK ...]``.
 
-The first two train an adapter on a base model of random weights (two layers of width 64): ``sft`` learns pig latin by
-cross-entropy, ``rl`` to copy three digits by importance sampling, 32 prompts x 16 samples a step. The client is the
+``sft`` and ``rl`` train an adapter on a base model of random weights (two layers of width 64): pig latin by
+cross-entropy, and to copy three digits by importance sampling, 32 prompts x 16 samples a step. The client is the
 Tinker SDK in an environment of its own (``tools/venv tinker-0.38``), against a service with real processes; the plain
 loop is transformers, peft and torch in one process. Targets: losses of twenty steps of ``sft`` equal within 1e-3, and
 those at the end within .02; the reward of the last ten steps of ``rl`` within .05, and above .5.
 
 ``requests`` sends small ones, one after another, in turn to the service and to `bench.tinker_stub`, which answers at
 once (target: at most 10 ms between the medians; in one connection without the SDK at least a quarter of the requests of
-an empty route, or 200 a second), and ``adapters`` trains eight, alone and then together (target: 1.3
+an empty route, or 200 a second), and ``adapters`` trains eight of eight users, alone and then together (target: 1.3
 times the sum of their times alone).
+
+``neighbours``, ``answers`` and ``kills`` need no SDK: small requests of one user beside large ones of another (target:
+p95 at most twice that alone and .1 s more), the time from an answer to its client (5 ms), and the seconds after which a
+service (3 s) and an engine (5 s, and import and load) that were killed answer again.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import os
 import subprocess
 import sys
 import time
@@ -30,6 +35,7 @@ import trio
 
 import fray
 from bench.tinker_tasks import DIGITS, LETTERS
+from bench.tinker_times import TASKS
 from fray import rl, tinker
 
 ROOT = Path(__file__).parents[1]
@@ -75,8 +81,14 @@ async def through_service(
     """
     options = ("--rank", RANK, "--rate", RATE, "--steps", steps, "--seed", seed)
     async with fray.open_cluster("machine?nodes=1&cpu=4", logs=False) as cluster:
-        serving = tinker.serve(models={task: MODELS[task]}, threads=1, directory=directory, cluster=cluster)
+        is_shared = task == "adapters"
+        serving = tinker.serve(
+            models={task: MODELS[task]}, threads=1, directory=directory, cluster=cluster, auth=is_shared
+        )
         async with serving as service:
+            if is_shared:
+                keys = [(await service.create_key(f"user {number}")).replace("otk_", "tml-") for number in range(8)]
+                os.environ["BENCH_TINKER_KEYS"] = " ".join(keys)
             return await output_of(sdk, "-m", "bench.tinker_client", task, service.url, task, *options, *more)
 
 
@@ -111,16 +123,19 @@ def report_adapters(seconds: list[float]) -> None:
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"of {', '.join(MODELS)} (default all)")
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help=f"of {', '.join([*MODELS, *TASKS])} (default all)")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sdk", type=Path, default=ROOT / ".venv-tinker-0.38/bin/python")
     options = parser.parse_args()
-    if unknown := sorted(set(options.tasks) - MODELS.keys()):
-        parser.error(f"unknown task {unknown[0]!r}; expected some of {', '.join(MODELS)}")
-    for task in options.tasks or MODELS:
+    if unknown := sorted(set(options.tasks) - MODELS.keys() - TASKS.keys()):
+        parser.error(f"unknown task {unknown[0]!r}; expected some of {', '.join([*MODELS, *TASKS])}")
+    for task in options.tasks or [*MODELS, *TASKS]:
         found, seconds = {}, {}
         with TemporaryDirectory() as directory:
+            if task in TASKS:
+                await TASKS[task](Path(directory))
+                continue
             if task == "requests":
                 report_requests(await requests(300, Path(directory), options.sdk))
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from http.client import HTTPConnection
@@ -18,8 +19,6 @@ from bench.tinker_tasks import DIGITS, sft_batch
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 from tinker_rl import made, train
-
-ADAPTERS = 8
 
 
 class Characters:
@@ -123,6 +122,16 @@ def main():
     def trained(seed):
         return made(service.create_lora_training_client(base_model=options.model, rank=options.rank, seed=seed))
 
+    if options.task == "adapters":
+        # Each of a user of its own.
+        keys = os.environ["BENCH_TINKER_KEYS"].split()
+        services = [tinker.ServiceClient(base_url=options.url, api_key=key) for key in keys]
+        clients = [
+            made(each.create_lora_training_client(base_model=options.model, rank=options.rank, seed=seed))
+            for seed, each in enumerate(services)
+        ]
+        print(json.dumps(adapters_seconds(clients, options.rate, options.steps)))
+        return
     training = trained(options.seed)
     if options.task == "requests":
         stub = tinker.ServiceClient(base_url=options.stub, api_key=options.key)
@@ -131,8 +140,6 @@ def main():
             *request_seconds([training, of_stub], options.steps),
             *route_seconds(options.url, options.stub, options.steps),
         ]
-    elif options.task == "adapters":
-        found = adapters_seconds([training, *map(trained, range(1, ADAPTERS))], options.rate, options.steps)
     elif options.task == "sft":
         found = sft(training, options.rate, options.steps)
     else:
