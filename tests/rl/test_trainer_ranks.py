@@ -58,7 +58,8 @@ def test_ranks_have_the_losses_of_one_process_and_are_replaced_when_one_is_kille
     again = list(replay(tmp_path, 10))
     assert [step.number for step in again] == list(range(1, 11))
     for step in again:
-        assert step.metrics["loss"] == pytest.approx(step.recorded["loss"], abs=1e-4)
+        # Adam makes steps of lr of gradients that are rounding alone, in other directions on other processors.
+        assert step.metrics["loss"] == pytest.approx(step.recorded["loss"], abs=1e-3)
         assert step.metrics["grad_norm"] == pytest.approx(step.recorded["grad_norm"], rel=1e-2)
     # Continued by another number of ranks, whose weights are those of the servers.
     (more,) = trio.run(run(11, trainer=attrs.evolve(trainer, steps=11), **options).main).steps
