@@ -19,7 +19,7 @@ from attrs import frozen
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
-from fray.api.actors.monitor import Up, monitor
+from fray.api.actors.monitor import Down, monitor
 from fray.api.cluster import Cluster, current_cluster
 from fray.errors import ActorDied, InvalidRequest
 from fray.http_server import HttpAddress, serve_http
@@ -48,6 +48,8 @@ RESTART_PERIOD_S = 3_600.0
 PORT_S = 30.0
 """Seconds for which a service that is started again waits for its port."""
 PORT_RETRY_S = 0.1
+SERVE_RETRY_S = 0.05
+"""Pause before an incarnation of the service that has come, or comes, is asked to serve."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -349,18 +351,20 @@ async def _absolute(path: str | Path) -> Path:
 
 
 async def _keep_serving(actor: Any, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-    """Let each incarnation of the service serve."""
+    """Have each incarnation of the service serve, until the actor is gone for good. Raises its error then."""
     async with monitor(actor) as events, trio.open_nursery() as nursery:
         task_status.started()
+        nursery.start_soon(_serve_again, actor)
         async for event in events:
-            if isinstance(event, Up):
-                nursery.start_soon(_serve_once, actor)
-            elif not event.will_restart:
+            if isinstance(event, Down) and not event.will_restart:
                 raise event.error
 
 
-async def _serve_once(actor: Any) -> None:
-    try:
-        await actor.run()
-    except ActorDied:
-        return  # its monitor reports it
+async def _serve_again(actor: Any) -> None:
+    # One call at a time, and again after each loss. A call for each `Up` may reach the next incarnation, when several
+    # are lost within a short time: one then serves twice, and another one never.
+    while True:
+        try:
+            await actor.run()
+        except ActorDied:
+            await trio.sleep(SERVE_RETRY_S)

@@ -1,4 +1,4 @@
-"""Port of a service that is started again."""
+"""Port of a service that is started again, and who asks it to serve."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 
 import fray
 from fray import rl
+from fray.errors import ActorDied
 
 pytest.importorskip("hypercorn", reason="needs hypercorn: make test-tinker")
 
@@ -56,3 +59,22 @@ async def test_the_first_start_on_a_port_that_is_taken_fails_at_once(
         with pytest.RaisesGroup(OSError, flatten_subgroups=True):
             async with tinker.serve(models=[rl.TinyLlama()], directory=tmp_path, port=1, cluster=cluster):
                 pass
+
+
+async def test_a_service_is_asked_to_serve_until_an_incarnation_does(autojump_clock: trio.testing.MockClock) -> None:
+    calls, serving = list[int](), trio.Event()
+
+    class Actor:
+        async def run(self) -> None:
+            calls.append(len(calls))
+            if len(calls) < 4:
+                raise ActorDied("an earlier incarnation ended")
+            serving.set()
+            await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(service._serve_again, Actor())
+        await serving.wait()
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert calls == [0, 1, 2, 3]
