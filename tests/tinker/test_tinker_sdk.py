@@ -203,7 +203,8 @@ async def test_the_sdk_trains_samples_saves_and_loads(version: str, tmp_path: Pa
     await trio.to_thread.run_sync(save_with_tokenizer, MODEL, Path(model))
     async with fray.open_cluster("machine?nodes=1&cpu=4", logs=False) as cluster:
         directory = tmp_path / "service"
-        serving = tinker.serve(models=[model], threads=1, directory=directory, cluster=cluster, auth=True)
+        # By its whole path, where a sampler's get_tokenizer looks for it.
+        serving = tinker.serve(models={model: model}, threads=1, directory=directory, cluster=cluster, auth=True)
         async with serving as service:
             key = (await service.create_key("ada")).replace("otk_", "tml-")
             found = await run_script(python, service.url, key)
