@@ -52,8 +52,9 @@ RELAY_EVERY_S = 2.0
 """Pause between attempts by the relay while a direct dial is under way."""
 RELAY_SOON_S = 0.5
 RELAY_SOON_TIMES = 6
-"""The same pause, for so many attempts, after a tunnel was lost: the controller was restarted, and the peer, which
-pauses up to 2 s between its dials, is about to be connected to it again."""
+"""The same pause, and the longest between rounds, for so many answers that the peer has no connection, after a tunnel
+was lost or the relay did not answer: the controller was restarted, and the peer, which pauses up to 2 s between its
+dials, is about to be connected to it again."""
 SUSPENDED_S = 2.5
 """Delay of a wake-up from which on this process is assumed to have been suspended."""
 AFTER_SUSPENSION_S = 30.0
@@ -222,6 +223,8 @@ class _Dialer:
     """Failures in a row. A connection without progress counts; a short one leaves one failure."""
     late: int = 0
     """Rounds in a row in which an address timed out."""
+    relay_soon: int = 0
+    """Answers of the relay after which it is asked again soon (`RELAY_SOON_TIMES`)."""
     protocol_errors: int = 0
     suspended_since: float | None = None
     """Time of the last message before a suspension of this process ended the connection."""
@@ -378,6 +381,8 @@ class _Dialer:
         """
         since = self._waiting_since()
         last: FrayError | None = None
+        if self.channel is not None and is_relayed(self.channel.remote):
+            self.relay_soon = RELAY_SOON_TIMES
         while True:
             began = trio.current_time()
             if self.failures:
@@ -427,6 +432,8 @@ class _Dialer:
     async def _pause(self, since: float) -> float:
         """Wait before the next round; return for how long this process was suspended meanwhile."""
         pause_s = min(self.policy.pause_s(self.failures, self.rng), self._remaining_s(since))
+        if self.relay_soon:
+            pause_s = min(pause_s, RELAY_SOON_S)
         before = trio.current_time()
         await trio.sleep(pause_s)
         # Only a sleep shows a suspension for certain: a slow dial may as well be due to the network.
@@ -449,19 +456,15 @@ class _Dialer:
                     nursery.cancel_scope.cancel()
 
             nursery.start_soon(try_direct)
-            with trio.move_on_after(RELAY_AFTER_S):
+            with trio.move_on_after(0 if self.relay_soon and self.failures else RELAY_AFTER_S):
                 await direct_done.wait()
-            was_relayed = self.channel is not None and is_relayed(self.channel.remote) and not self.late
-            soon = RELAY_SOON_TIMES if was_relayed else 0
             # Direct dials continue meanwhile: the first connection that is welcomed wins.
             while not round_.is_decided:
                 await self._try(round_, self.by_relay, since)
                 if direct_done.is_set() or round_.is_decided:
                     break
-                was_lost = type(round_.failures[-1].error) is ConnectionFailed
-                soon = RELAY_SOON_TIMES if was_lost else max(0, soon - 1)
                 # A direct dial may wait for a minute, and meanwhile the relay may learn more about the peer.
-                with trio.move_on_after(RELAY_SOON_S if soon else RELAY_EVERY_S):
+                with trio.move_on_after(RELAY_SOON_S if self.relay_soon else RELAY_EVERY_S):
                     await direct_done.wait()
             if round_.is_decided:
                 nursery.cancel_scope.cancel()
@@ -482,6 +485,10 @@ class _Dialer:
                 round_.failures.append(Failure(refusal.error, final))
             except FrayError as error:
                 round_.failures.append(self._classify(address, error))
+                if is_relayed(address):
+                    # Only the controller's own answers name the peer.
+                    has_answered = "incarnation" in error.details
+                    self.relay_soon = max(0, self.relay_soon - 1) if has_answered else RELAY_SOON_TIMES
             else:
                 if found is not None:
                     round_.connected = found
