@@ -22,8 +22,10 @@ from fray import Entrypoint, EnvironmentConfig, JobFailed, JobRequest
 from fray.model.environment import EnvironmentSpec
 from fray.model.specs import AttemptSpec, EndReason, EntryKind, JobSpec
 from fray.node.config import EnvironmentLimits
+from fray.node.environments.builder import StepKilled, UvRunner
 from fray.node.environments.cache import Cache
 from fray.node.environments.preparer import Environments
+from fray.node.environments.recipe import Step
 from fray.node.linux.process_tree import children
 from fray.node.prepare import NotPrepared, PreparedEnvironment
 from fray.testing.wheels import make_wheel, offline
@@ -245,6 +247,16 @@ async def test_a_uv_that_is_killed_is_tried_again_and_no_verdict_on_the_packages
             assert "its builder was killed 3 times" in str(caught.value)
             assert sum("uv pip install was killed" in line for line in waiter.lines) == 3
             assert left_of(environments) == []
+
+
+def test_a_child_of_uv_that_is_killed_is_no_verdict_on_the_packages_either(tmp_path: Path) -> None:
+    interpreter = tmp_path / "venv" / "bin" / "python"
+    interpreter.parent.mkdir(parents=True)
+    interpreter.write_text("#!/bin/sh\nkill -9 $$\n")
+    interpreter.chmod(0o755)
+    step = Step(argv=("pip", "install", "--offline", "--python", str(interpreter), "alpha"))
+    with pytest.raises(StepKilled, match="uv pip install"):
+        UvRunner(tmp_path, None).call(step)
 
 
 async def kill_uv_again_and_again(waiter: Waiter) -> None:

@@ -49,6 +49,8 @@ from fray.node.linux.process_tree import (
 )
 
 LOCK_RETRY_S = 0.02
+_CHILD_KILLED = "exit status signal: 9 (SIGKILL)"
+"""In uv's message about a child process that was killed."""
 
 
 class BuildFailed(Exception):
@@ -224,7 +226,7 @@ class UvRunner:
         """Run a command. Return its exit code and all lines of its stdout and stderr.
 
         Raises:
-            StepKilled: SIGKILL has ended it.
+            StepKilled: SIGKILL has ended it, or, as uv reports, a process of its own.
         """
         own_pid = os.getpid()
         with subprocess.Popen(
@@ -246,7 +248,9 @@ class UvRunner:
                 lines.append(line.rstrip())
                 if echo:
                     say(lines[-1])
-        if process.returncode == -signal.SIGKILL:
+        # uv asks the interpreter, and builds packages, in child processes, and exits with 2 if one of them is killed.
+        child_was_killed = process.returncode > 0 and any(_CHILD_KILLED in line for line in lines)
+        if process.returncode == -signal.SIGKILL or child_was_killed:
             raise StepKilled(f"{Path(command[0]).name} {' '.join(command[1:3])}")
         return process.returncode, lines
 
