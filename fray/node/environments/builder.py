@@ -50,7 +50,7 @@ from fray.node.linux.process_tree import (
 
 LOCK_RETRY_S = 0.02
 _CHILD_KILLED = "exit status signal: 9 (SIGKILL)"
-"""In uv's message about a child process that was killed."""
+"""Part of uv's message about a child process that was killed."""
 
 
 class BuildFailed(Exception):
