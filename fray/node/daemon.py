@@ -223,9 +223,10 @@ def _make_allocator(config: NodeConfig) -> ResourceAllocator:
     """Return the allocator, with control groups where this node may create them."""
     # An embedded node runs in its driver's control group, which is not its own to divide.
     embedded = config.parent_pid is not None
-    groups = (
-        None if embedded or config.memory_limit is not MemoryLimitMode.AUTO else find_cgroup_manager(config.state_dir)
-    )
+    may_have_groups = not embedded and config.memory_limit is MemoryLimitMode.AUTO
+    # By the id and not by the path: nodes in containers of one machine may share the control groups, and all have the
+    # same path, so that each would take the groups of the others for leftovers of its own.
+    groups = find_cgroup_manager(config.state_id) if may_have_groups else None
     return ResourceAllocator(groups, enforce=config.memory_limit is not MemoryLimitMode.OFF)
 
 

@@ -109,6 +109,9 @@ def test_a_machine_that_has_rebooted_is_a_member_again(lab: Laboratory, times: T
     with open_test_cluster(lab, "n1") as cluster:
         driver = cluster.open_driver(lab.host("laptop"))
         driver.do("create", "ledger", max_restarts=-1)
+        cluster.start_node(lab.host("n2"))
+        cluster.wait_state(driver, "n2", "alive")
+        driver.do("create", "elsewhere", on="n2")
         host = lab.hosts["n1"]
         host.kill()
         killed = driver.start("call", "ledger", "add", "x", idempotent=True)
@@ -118,6 +121,10 @@ def test_a_machine_that_has_rebooted_is_a_member_again(lab: Laboratory, times: T
         assert killed.value(120) == 1
         assert node.is_running()
         times.check("an actor of a rebooted machine answers", killed.ended_at - began, 10.0)
+        # The state directories of both nodes have the same path, and these machines share one tree of control groups:
+        # it must not take the groups of the other node for leftovers of its own.
+        assert "of an earlier run" not in node.log.read_text()
+        assert driver.do("call", "elsewhere", "add", "x") == 1
 
 
 @pytest.mark.in_test_all

@@ -531,6 +531,7 @@ class ProcessLauncher(Launcher):
             if ended:
                 log.warning("killed %d processes of an earlier run of this node (%d are still alive)", ended, left)
             if left:
+                log.warning("%d processes or control groups of an earlier run of this node could not be ended", left)
                 self.allocator.mark_survivors_busy(lambda pid: _belongs_to_node(pid, mark))
             for each in (self._root, self._sockets, self._records):
                 remove(each)

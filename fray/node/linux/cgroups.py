@@ -98,7 +98,7 @@ class CgroupManager:
 
     Args:
         base: parent of the groups.
-        owner: distinguishes this node's groups from other nodes' there: its state directory.
+        owner: distinguishes this node's groups from other nodes' there: the id of its state directory.
     """
 
     def __init__(self, base: Path, version: int, owner: str) -> None:
