@@ -216,12 +216,13 @@ class AdapterRunner:
         if isinstance(operation, SaveWeightsForSampler):
             folder = "external_weights" if operation.is_external else "sampler_weights"
         path = f"{model.name}/{folder}/{operation.name}"
+        if isinstance(operation, SaveWeights) and operation.overwrite:
+            path += f"@{seq}"
         target, mark = self._directory / path, {"request": seq}
         is_there = (target / SAVED_FILE).is_file()
         # Of this request, before the engine was lost.
         is_mine = is_there and json.loads((target / SAVED_FILE).read_text(encoding="utf-8")) == mark
-        may_replace = isinstance(operation, SaveWeights) and operation.overwrite
-        if is_there and not is_mine and not may_replace:
+        if is_there and not is_mine:
             raise ValueError(f"{path}: there are saved weights of this name already; choose another name")
         if not is_mine:
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,20 +15,16 @@ import trio
 from starlette.requests import Request
 
 import fray
-from fray import rl
 from fray.rl.model_spec import ModelSpec
 from fray.tinker.adapter_runner import AdapterRunner
 from fray.tinker.api_store import TinkerStore
-from fray.tinker.core.keys import ServiceUser
 from fray.tinker.engine_runner import EnginePlan
 from fray.tinker.opentinker.answers import refuse_store
 from fray.tinker.saving import SaveFailed, saving
 from fray.tinker.service_jobs import JobLimits, ServiceJobs
 from fray.tinker.store import ServiceJob, ServiceStore, SqliteStore, StoreFailed
 from fray.tinker.tinker_api.base_engine import AdapterPlan
-from fray.tinker.tinker_api.model_run import CREATE
 from fray.tinker.tinker_api.tinker_runs import TinkerRuns
-from fray.tinker.wire.messages import MESSAGES
 from fray.tinker.wire.tinker_json import Fields
 
 torch = pytest.importorskip("torch")
@@ -37,10 +32,8 @@ pytestmark = pytest.mark.torch
 
 from fray.rl.tensors.adapter_trainer import AdapterTrainer  # noqa: E402
 from fray.rl.tensors.policy_trainer import PolicyTrainer  # noqa: E402
+from tests.tinker.runs_api import ADA, LARGE, MODEL, RunsApi  # noqa: E402
 from tests.tinker.test_training_runner import Job, batch_of, encode_data_proto, same  # noqa: E402
-
-ADA = ServiceUser("user_1", "ada", "", 0.0)
-MODEL = rl.TinyLlama(layers=1, width=16)
 
 
 @contextmanager
@@ -51,10 +44,6 @@ def full(store: SqliteStore) -> Iterator[None]:
     store._db.execute(f"PRAGMA max_page_count = {pages}")
     yield
     store._db.execute("PRAGMA max_page_count = 1000000")
-
-
-LARGE = {"note": "x" * 50_000}
-"""More than fits into the pages that a store has."""
 
 
 def fail_to_write(patch: pytest.MonkeyPatch, owner: type) -> Callable[[], None]:
@@ -106,49 +95,11 @@ def test_a_job_trains_on_without_snapshots_and_takes_one_when_there_is_room(
     other.close()
 
 
-class Api:
-    """The Tinker API in this process, whose engine is a thread."""
-
-    def __init__(self, runs: TinkerRuns) -> None:
-        self.runs, self.session_id = runs, ""
-
-    async def create(self, number: int) -> str:
-        if not self.session_id:
-            self.session_id = (await self.runs.create_session(ADA, Fields({}))).id
-        wanted = {"session_id": self.session_id, "model_seq_id": number, "base_model": "tiny"}
-        wanted |= {"user_metadata": LARGE, "note": LARGE}
-        wanted["lora_config"] = {"rank": 4, "seed": number}
-        future = await self.runs.create_model(ADA, Fields(wanted), json.dumps(wanted).encode(), CREATE)
-        return future.rpartition(":")[0]
-
-    async def forward(self, model_id: str, seq: int, count: int = 1) -> dict[str, Any]:
-        message = MESSAGES["ForwardBackwardRequest"](model_id=model_id, seq_id=seq, loss_fn="cross_entropy")
-        rng = random.Random(seq)
-        for _ in range(count):
-            tokens = [rng.randrange(10) for _ in range(50)]
-            datum = message.data.add()
-            datum.model_input.add().encoded_text.tokens = b"".join(each.to_bytes(4, "little") for each in tokens)
-            datum.loss_fn_inputs["target_tokens"].dtype = 2
-            datum.loss_fn_inputs["target_tokens"].dense = b"".join(each.to_bytes(8, "little") for each in tokens)
-        body = message.SerializeToString()
-        return await self.result(await self.runs.submit(ADA, "forward_backward", model_id, seq, body))
-
-    async def ask(self, kind: str, model_id: str, seq: int, **body: Any) -> dict[str, Any]:
-        content = json.dumps({"model_id": model_id, "seq_id": seq, **body}).encode()
-        effect = kind == "optim_step"
-        return await self.result(await self.runs.submit(ADA, kind, model_id, seq, content, has_effect=effect))
-
-    async def result(self, request_id: str) -> dict[str, Any]:
-        while (answer := await self.runs.answer(ADA, request_id, 5.0)).get("type") == "try_again":
-            pass
-        return answer
-
-
 async def test_a_request_that_cannot_be_written_is_refused_and_received_again(tmp_path: Path) -> None:
     store = TinkerStore(tmp_path)
     plan = AdapterPlan({"tiny": MODEL}, tmp_path / "engines", threads=1)
     async with fray.open_cluster("local", logs=False) as cluster, trio.open_nursery() as nursery:
-        api = Api(TinkerRuns(store, plan))
+        api = RunsApi(TinkerRuns(store, plan))
         await nursery.start(api.runs.run, cluster)
         model_id = await api.create(0)
         await api.forward(model_id, 1)
@@ -177,7 +128,7 @@ async def test_an_answer_that_cannot_be_written_waits_and_says_so(
     store = TinkerStore(tmp_path)
     plan = AdapterPlan({"tiny": MODEL}, tmp_path / "engines", threads=1)
     async with fray.open_cluster("local", logs=False) as cluster, trio.open_nursery() as nursery:
-        api = Api(TinkerRuns(store, plan))
+        api = RunsApi(TinkerRuns(store, plan))
         await nursery.start(api.runs.run, cluster)
         model_id = await api.create(0)
         await api.forward(model_id, 1)
@@ -218,7 +169,7 @@ async def test_a_save_that_fails_is_refused_with_words_and_training_goes_on(
 ) -> None:
     plan = AdapterPlan({"tiny": MODEL}, tmp_path / "engines", threads=1)
     async with fray.open_cluster("local", logs=False) as cluster, trio.open_nursery() as nursery:
-        api = Api(TinkerRuns(TinkerStore(tmp_path), plan))
+        api = RunsApi(TinkerRuns(TinkerStore(tmp_path), plan))
         await nursery.start(api.runs.run, cluster)
         model_id = await api.create(0)
         has_room = fail_to_write(monkeypatch, AdapterTrainer)
@@ -244,7 +195,7 @@ async def test_an_unexpected_error_fails_one_request_or_one_model(
 ) -> None:
     plan = AdapterPlan({"tiny": MODEL}, tmp_path / "engines", threads=1)
     async with fray.open_cluster("local", logs=False) as cluster, trio.open_nursery() as nursery:
-        api = Api(TinkerRuns(TinkerStore(tmp_path), plan))
+        api = RunsApi(TinkerRuns(TinkerStore(tmp_path), plan))
         await nursery.start(api.runs.run, cluster)
         first, second = await api.create(0), await api.create(1)
         with monkeypatch.context() as patch:

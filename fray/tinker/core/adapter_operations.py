@@ -13,6 +13,7 @@ from fray.rl.train.datums import AdamParams, Datum, ServiceLoss
 FOLDERS = ("weights", "sampler_weights", "external_weights")
 """Kinds of saved weights: those of training have the optimizer's, too."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+_SAVED = re.compile(rf"{_NAME.pattern}(@[0-9]+)?")
 
 
 def _checked_name(instance: Any, attribute: Any, value: Any) -> None:
@@ -30,9 +31,16 @@ def check_name(what: str, value: Any) -> None:
 def check_path(path: str) -> None:
     """Check the ``path`` of saved weights. Raises ValueError with the form that it has."""
     parts = path.split("/")
-    if len(parts) != 3 or parts[1] not in FOLDERS or not all(map(_NAME.fullmatch, parts)):
-        forms = " or ".join(f"MODEL/{folder}/NAME" for folder in FOLDERS)
-        raise ValueError(f"path={path!r:.400}: expected {forms}")
+    forms = (_NAME, re.compile("|".join(FOLDERS)), _SAVED)
+    if len(parts) != 3 or not all(form.fullmatch(part) for form, part in zip(forms, parts, strict=True)):
+        expected = " or ".join(f"MODEL/{folder}/NAME" for folder in FOLDERS)
+        raise ValueError(f"path={path!r:.400}: expected {expected}")
+
+
+def name_of_saved(path: str) -> tuple[str, str]:
+    """Return the folder and the name, as the client gave it, of the ``path`` of saved weights."""
+    _, folder, saved = path.split("/")
+    return folder, saved.partition("@")[0]
 
 
 @frozen
@@ -53,7 +61,11 @@ class OptimStep:
 
 @frozen
 class SaveWeights:
-    """Save weights and what the optimizer knows, as ``MODEL/weights/NAME``; with ``overwrite`` over those there."""
+    """Save weights and what the optimizer knows, as ``MODEL/weights/NAME``.
+
+    With ``overwrite`` it is ``MODEL/weights/NAME@NUMBER``, with the number of the request, beside those of the name:
+    they stay until the record of the checkpoint has the new path, and after it for the samplers that have them.
+    """
 
     name: str = field(validator=_checked_name)
     overwrite: bool = False

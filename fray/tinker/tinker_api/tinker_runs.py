@@ -18,7 +18,7 @@ from attrs import asdict, evolve
 from fray.api.cluster import Cluster
 from fray.errors import ActorDied
 from fray.tinker.api_store import TinkerCheckpoint, TinkerModel, TinkerSampler, TinkerSession, TinkerStore
-from fray.tinker.core.adapter_operations import AdapterOperation, OperationResult
+from fray.tinker.core.adapter_operations import AdapterOperation, OperationResult, name_of_saved
 from fray.tinker.core.keys import ServiceUser
 from fray.tinker.core.ledger import LedgerEntry
 from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits, limit_text
@@ -28,7 +28,7 @@ from fray.tinker.store import StoreFailed
 from fray.tinker.tinker_api.base_engine import AdapterPlan, BaseEngine
 from fray.tinker.tinker_api.model_run import CREATE, ModelRun, UserError, engine_name, failed
 from fray.tinker.tinker_api.refusals import Expired, NotFound, TooMany
-from fray.tinker.wire.tinker_json import Fields, SampleBody, check_optimizer, lora_of, sample_of
+from fray.tinker.wire.tinker_json import Fields, SampleBody, check_optimizer, lora_of, sample_of, stored_samples
 from fray.tinker.wire.tinker_proto import WireError
 
 SWEEP_S = 5.0
@@ -159,6 +159,9 @@ class TinkerRuns:
         if self._direct.get(key) == sampler.id:
             del self._direct[key]
         await self._store.attempt(self._store.remove, sampler)
+        if sampler.weights is not None:
+            # Those saved for it alone, and those of a checkpoint that was removed or replaced meanwhile.
+            await self._remove_unused(sampler.base_model, sampler.weights)
 
     async def _sweep(self) -> None:
         """End sessions without heartbeats, remove checkpoints that have expired, forget old samples."""
@@ -368,7 +371,7 @@ class TinkerRuns:
     ) -> dict[str, Any]:
         """Keep what an operation has saved; return the answer."""
         model = run.model
-        _, folder, name = result.path.split("/")
+        folder, name = name_of_saved(result.path)
         number = None if folder != "sampler_weights" else fields.get("sampling_session_seq_id", "int", None)
         if number is not None and fields.value.get("path") is None:
             sampler_id = f"{model.session_id}:sample:{number}"
@@ -386,7 +389,10 @@ class TinkerRuns:
         )
         # The files are there: the answer waits until the store has them, too.
         await self._store.keep(self._store.put, checkpoint)
+        replaced = self.checkpoints.get(checkpoint.id, checkpoint)
         self.checkpoints[checkpoint.id] = checkpoint
+        if replaced.weights != checkpoint.weights:
+            await self._remove_unused(replaced.base_model, replaced.weights)
         kinds = {"weights": "save_weights", "external_weights": "save_weights_external"}
         return {"type": kinds.get(folder, "save_weights_for_sampler"), "path": checkpoint.id}
 
@@ -410,8 +416,7 @@ class TinkerRuns:
         """
         self.checkpoints.pop(checkpoint.id, None)
         is_removed = await self._store.attempt(self._store.remove, checkpoint)
-        if not any(sampler.weights == checkpoint.weights for sampler in self.samplers.values()):
-            await self._remove_files(checkpoint)
+        await self._remove_unused(checkpoint.base_model, checkpoint.weights)
         if not is_removed:
             # SQLite needs room to remove a row, which there may be now.
             try:
@@ -420,15 +425,19 @@ class TinkerRuns:
                 self.checkpoints.setdefault(checkpoint.id, checkpoint)
                 raise
 
-    async def _remove_files(self, checkpoint: TinkerCheckpoint) -> None:
-        engine = self._engines.get(checkpoint.base_model)
+    async def _remove_unused(self, base_model: str, weights: str) -> None:
+        """Remove saved weights, unless a checkpoint or a sampler has them."""
+        used = {each.weights for each in self.samplers.values()} | {each.weights for each in self.checkpoints.values()}
+        if weights in used:
+            return
+        engine = self._engines.get(base_model)
         if engine is not None and engine.is_up:
             try:
-                await (await engine.up())[1].remove_saved(checkpoint.weights)
+                await (await engine.up())[1].remove_saved(weights)
                 return
             except (ActorDied, EngineFailed):
                 pass  # it has nothing in memory any more, and the files are left
-        path = self.plan.directory_of(checkpoint.base_model) / checkpoint.weights
+        path = self.plan.directory_of(base_model) / weights
         await trio.to_thread.run_sync(lambda: shutil.rmtree(path, ignore_errors=True))
 
     # Samples ----------------------------------------------------------------------------------------------------------
@@ -586,7 +595,7 @@ class TinkerRuns:
                 try:
                     incarnation, engine = await self._engine(sampler.base_model).up(incarnation)
                     result = await engine.sample(sampler.user_id, wanted.request)
-                    answer = _samples_answer(result, wanted)
+                    answer = stored_samples(result, wanted)
                     self.on_use(sampler.user_id, sum(len(each.tokens) for each in result.sequences), 0.0)
                 except ActorDied:
                     continue
@@ -683,17 +692,3 @@ def _forgotten(request_id: str) -> Expired:
         f"request {request_id!r:.100} has no answer here: answers with samples are kept for {ANSWER_S:g} s, and the "
         f"newest {ANSWERS_LIMIT} of a sampler; send it again"
     )
-
-
-def _samples_answer(result: Any, wanted: SampleBody) -> dict[str, Any]:
-    logprobs, topk = result.prompt_logprobs, result.topk_prompt_logprobs
-    if wanted.scored is not None:
-        logprobs, topk = (
-            None if rows is None else [None] * (len(rows) - wanted.scored) + list(rows[-wanted.scored :])
-            for rows in (logprobs, topk)
-        )
-    return {
-        "samples": [[each.tokens, each.logprobs, each.stop_reason] for each in result.sequences],
-        "prompt_logprobs": logprobs if wanted.request.prompt_logprobs else None,
-        "topk_prompt_logprobs": topk,
-    }

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from fray.rl.train.datums import AdamParams
 from fray.rl.train.lora import LoRA
-from fray.tinker.core.sampling_requests import SampleRequest
+from fray.tinker.core.sampling_requests import SampleAnswer, SampleRequest
 from fray.tinker.wire.tinker_proto import WireError
 
 NUMBER_LIMIT = 2**63 - 1
@@ -198,3 +198,19 @@ def sample_of(fields: Fields, weights: str | None = None, seed: int | None = Non
         fields.get("model_path", "str", ""),
         scored,
     )
+
+
+def stored_samples(result: SampleAnswer, wanted: SampleBody) -> dict[str, Any]:
+    """Return the answer to a request for samples as the store keeps it."""
+    logprobs: list[Any] | None = result.prompt_logprobs
+    topk: list[Any] | None = result.topk_prompt_logprobs
+    if wanted.scored is not None:
+        logprobs, topk = (
+            None if rows is None else [None] * (len(rows) - wanted.scored) + list(rows[-wanted.scored :])
+            for rows in (logprobs, topk)
+        )
+    return {
+        "samples": [[each.tokens, each.logprobs, each.stop_reason] for each in result.sequences],
+        "prompt_logprobs": logprobs if wanted.request.prompt_logprobs else None,
+        "topk_prompt_logprobs": topk,
+    }
