@@ -8,6 +8,7 @@ that is restarted continues from there; all of its methods may be repeated.
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -77,6 +78,7 @@ class Coordinator:
         self._routes_number = secrets.randbits(32)
         self._last_failure = ""
         self._is_stopping = False
+        self._left_out: Counter[str] = Counter()
         self._posts = PostQueue()
         self._slowest: dict[str, tuple[str, str]] = {}
         """Lease of the oldest episode of each worker, and what that does."""
@@ -124,6 +126,7 @@ class Coordinator:
         answers = [self._put(result) for result in results]
         for result in results:
             self._posts.add(result.posts)
+            self._left_out.update(result.left_out)
         self._wake()
         return answers
 
@@ -329,6 +332,7 @@ class Coordinator:
             {reason: count for reason, count in counts.dropped.items() if count},
             {reason: count for reason, count in counts.repeated.items() if count},
             self._last_failure,
+            dict(self._left_out),
         )
 
     # Decisions are the state's; here is what they need

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 from fray.api.actors.handle import ActorHandle
 from fray.rl.core.versions import Segment, VersionName
@@ -34,7 +35,8 @@ class SampleResult:
 
     segments: tuple[Segment, ...]
     rewards: tuple[float, ...]
-    key: tuple[str, ...]
+    key: tuple[Hashable, ...]
+    """Key of its group."""
     content: bytes
     """Pickled list of trajectories, which the coordinator does not open."""
     score: tuple[tuple[str, float], ...] = ()
@@ -57,6 +59,8 @@ class TaskResult:
     """True if another attempt would fail, too: the task is dropped."""
     posts: FetchedPosts = NO_POSTS
     """Posts of its worker to the trackers of the run."""
+    left_out: tuple[str, ...] = ()
+    """The ``model_tag`` of each trajectory of another model, which is not among the samples."""
 
 
 @frozen
@@ -128,6 +132,8 @@ class RunStatus:
     repeated: dict[str, int]
     last_failure: str
     """Reason and detail of the last episode that failed."""
+    left_out: dict[str, int] = field(factory=dict)
+    """Trajectories of other models, which no trainer takes, by ``model_tag``, since the coordinator's process began."""
 
 
 def last_line(text: object) -> str:

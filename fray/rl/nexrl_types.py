@@ -15,6 +15,7 @@ from typing import Any
 
 ModelTag = str
 """Name of a model within a run."""
+DEFAULT_MODEL_TAG: ModelTag = "default"
 
 Trajectory = dict[str, Any]
 """One episode: ``prompt``, ``response``, ``tokens``, ``loss_mask``, ``reward``, ``group_id`` and whatever a worker

@@ -35,11 +35,13 @@ from fray.rl.inference.http_settings import HttpPort
 from fray.rl.messages import RunStatus
 from fray.rl.model_spec import ModelSpec
 from fray.rl.nexrl.experiment_posts import ExperimentPost
+from fray.rl.nexrl_types import DEFAULT_MODEL_TAG
 from fray.rl.records.console_lines import is_validation
 from fray.rl.records.run_files import begin_output, read_rows, read_state
 from fray.rl.records.run_log import LINE_PREFIX, RunResult, StepLog
 from fray.rl.records.run_owner import OutputLock
 from fray.rl.records.trackers import check_trackers
+from fray.rl.rollout.groups import check_groups
 from fray.rl.rollout.process import Episode, EpisodePlan
 from fray.rl.rollout_worker import BaseRolloutWorker, WorkerEpisode
 from fray.rl.run_job import acquire, digest, follow_living, submit, texts_of
@@ -94,7 +96,12 @@ class Run:
         staleness_threshold: updates by which a token may be behind when it is trained. Default 1; not used in ``sync``.
         stale: what happens to groups that are older: ``"requeue"`` (default), ``"drop"``, or ``"keep"``.
         episode: ``"sample"`` (default) or ``"group"``.
-        samples_per_row: size of a group where nothing is trained. Default 1.
+        samples_per_row: rollouts of each row. Default: the size of a group; 1 where nothing is trained. With a trainer,
+            another number needs ``group_keys``.
+        group_keys: keys of trajectories, or of their rows, by which samples are grouped and compared, such as
+            ``["user", "session"]``. Default none: those of a row are a group.
+        model_tag: of the trained model. Trajectories with another ``model_tag`` are left out, and counted. Default
+            ``"default"``.
         rollout_timeout_s: limit of one episode. Default 600.
         max_attempts: attempts of an episode that raises or does not end. Default 3.
         dynamic_sampling: drop groups with equal rewards, which have nothing to learn from, and roll out others in their
@@ -171,7 +178,9 @@ class Run:
     staleness_threshold: int = 1
     stale: str = "requeue"
     episode: str = "sample"
-    samples_per_row: int = 1
+    samples_per_row: int | None = None
+    group_keys: Sequence[str] = ()
+    model_tag: str = DEFAULT_MODEL_TAG
     rollout_timeout_s: float = 600.0
     max_attempts: int = 3
     dynamic_sampling: bool = False
@@ -383,8 +392,8 @@ def _check_settings(run: Run) -> None:
         raise InvalidRequest("episode='group' with rollout workers: a step is one sample; expected episode='sample'")
     counts = ("rollout_workers", "inference_servers", "min_servers", "samples_per_row", "max_attempts", "save_every")
     for name in counts:
-        if not getattr(run, name) >= 1:
-            raise InvalidRequest(f"invalid {name} {getattr(run, name)!r}: expected 1 or more")
+        if (value := getattr(run, name)) is not None and not value >= 1:
+            raise InvalidRequest(f"invalid {name} {value!r}: expected 1 or more")
     if run.rollout_processes is not None and not 1 <= run.rollout_processes <= run.rollout_workers:
         text = f"expected 1 to rollout_workers ({run.rollout_workers})"
         raise InvalidRequest(f"invalid rollout_processes {run.rollout_processes!r}: {text}")
@@ -495,12 +504,15 @@ def _parts_of(run: Run) -> RunParts:
     trainer, own = _trainer_of(run)
     check_ranks(run.trainer_ranks, trainer, own)
     if trainer is None:
-        groups, repeats, epochs, steps = min(COLLECTED_ROWS, len(rows)), run.samples_per_row, 1, None
+        groups, size, epochs, steps = min(COLLECTED_ROWS, len(rows)), run.samples_per_row or 1, 1, None
     else:
-        groups, repeats, epochs, steps = trainer.groups, trainer.group_size, None, trainer.steps
+        groups, size, epochs, steps = trainer.groups, trainer.group_size, None, trainer.steps
+    keys = tuple(run.group_keys)
+    check_groups(keys, run.episode, run.samples_per_row, None if trainer is None else size)
+    repeats = run.samples_per_row or size
     order = TaskOrder(
         rows=len(rows),
-        batch_rows=groups,
+        batch_rows=-(-groups * size // repeats),
         repeats=repeats,
         epochs=epochs,
         seed=run.seed if run.shuffle else None,
@@ -509,7 +521,7 @@ def _parts_of(run: Run) -> RunParts:
     try:
         plan = RunPlan(
             order,
-            batch_size=groups * repeats,
+            batch_size=groups * size,
             mode=mode,
             threshold=run.staleness_threshold,
             keep_batch_order=run.keep_batch_order,
@@ -522,7 +534,8 @@ def _parts_of(run: Run) -> RunParts:
             lease_s=run.rollout_timeout_s + 30.0,
             steps=steps,
             on_error=_member(OnError, "on_error", run.on_error),
-            validation=_validation_of(run, validation_rows, repeats),
+            validation=_validation_of(run, validation_rows, size),
+            keyed_group_size=size if keys else None,
         )
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
@@ -537,6 +550,8 @@ def _parts_of(run: Run) -> RunParts:
     episodes = EpisodePlan(
         *(_episode_of(run), run.model, workers, run.rollout_timeout_s, run.seed, sampling, needs, own is not None),
         max_prompt_length=run.max_prompt_length,
+        model_tag=run.model_tag,
+        group_keys=keys,
     )
     threads = run.threads or (None if isinstance(run.model, str) and not run.deterministic else 1)
     return RunParts(
@@ -571,7 +586,10 @@ def _parts_of(run: Run) -> RunParts:
             "data": fingerprint_of(rows),
             "rows": len(rows),
             "groups": groups,
-            "group_size": repeats,
+            "group_size": size,
+            # None as where older checkpoints have nothing.
+            "group_keys": [*keys] or None,
+            "samples_per_row": repeats if keys else None,
             "episode": run.episode,
             "seed": run.seed,
         },

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from fray.rl.core.journal import BatchLoaded, BatchTaken, Entry
 from fray.rl.core.leases import Lease
 from fray.rl.core.run_record import RunPlan, RunRecord, StalePolicy
 from fray.rl.core.run_state import NoTask, PutAnswer, RunState
 from fray.rl.core.server_states import ServerEvent, ServerFleet, ServerRecord, ServerState
-from fray.rl.core.tasks import TaskOrder
+from fray.rl.core.tasks import RolloutTask, TaskOrder
 from fray.rl.core.trajectory_store import ReadyRule, Sample
 from fray.rl.core.validation import VALIDATION, ValidationPlan
 from fray.rl.core.versions import Segment, SyncMode, VersionName
@@ -128,6 +128,8 @@ class SimulatedRun:
 
     seed: int
     steps: int = 600
+    is_keyed: bool = False
+    """True if groups have samples of several rows."""
     rng: random.Random = field(init=False)
     plan: RunPlan = field(init=False)
     state: RunState = field(init=False)
@@ -153,6 +155,9 @@ class SimulatedRun:
     def __attrs_post_init__(self) -> None:
         self.rng = random.Random(f"rl-{self.seed}")
         self.plan = random_plan(self.rng)
+        if self.is_keyed:
+            order = evolve(self.plan.order, whole_groups=False)
+            self.plan = evolve(self.plan, order=order, keyed_group_size=order.repeats)
         self.state = RunState.new(self.plan)
         self.write()
         self.checkpoint, self.journal = self.state.snapshot(), []
@@ -244,7 +249,7 @@ class SimulatedRun:
         is_validation = task.epoch == VALIDATION
         if is_validation and self.is_open(episode):
             self.happened["validated"] += 1
-        answer = self.state.put(episode.lease.number, samples, [(task.group_id,)] * task.samples)
+        answer = self.state.put(episode.lease.number, samples, [self.key_of(task)] * task.samples)
         self.happened[f"put {answer.value}"] += 1
         if is_validation:
             return
@@ -252,6 +257,9 @@ class SimulatedRun:
             names = {name for name, _ in episode.segments}
             if names != {self.state.record.weights.rollout}:
                 self.violated(f"a sample of {names} is accepted for a batch of {self.state.record.weights.rollout}")
+
+    def key_of(self, task: RolloutTask) -> tuple[Hashable, ...]:
+        return ((task.row + task.repeat) % 3,) if self.is_keyed else (task.group_id,)
 
     def worker_fails(self) -> None:
         if self.episodes:
@@ -422,6 +430,8 @@ class SimulatedRun:
             self.violated(f"a task has more attempts than {self.plan.max_attempts}")
         if max(record.losses.values(), default=0) >= self.plan.max_losses:
             self.violated(f"a task has lost more workers than {self.plan.max_losses}")
+        if self.is_keyed:
+            return  # the rest of a group may never come, and while it may, others are rolled out
         if record.counts.dropped["group_incomplete"]:
             self.violated("a group lacked samples that were accounted for")
         untrained = len(record.open_groups) * self.plan.group_size
@@ -442,7 +452,7 @@ class SimulatedRun:
             leased = [
                 one.lease.task for one in self.episodes if self.is_open(one) and one.lease.task.group_id == group_id
             ]
-            if left or leased:
+            if (left or leased) and not self.is_keyed:
                 self.violated(f"group {group_id} is split: {left} wait, {leased} are rolled out")
         trained = {sample.sample_id for update in self.updates for sample in update}
         if twice := trained & {sample.sample_id for sample in samples}:

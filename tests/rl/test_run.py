@@ -39,6 +39,12 @@ def test_a_batch_is_as_many_rows_as_groups() -> None:
     assert run(episode="group").parts.plan.order.whole_groups
 
 
+def test_groups_by_keys_may_have_samples_of_several_rows() -> None:
+    plan = run(group_keys=["user"], samples_per_row=1).parts.plan
+    assert (plan.order.batch_rows, plan.order.repeats, plan.group_size, plan.batch_size) == (6, 1, 3, 6)
+    assert run(group_keys=["user"]).parts.facts != run().parts.facts
+
+
 def test_rows_are_collected_once_without_a_trainer() -> None:
     plan = run(trainer=None, samples_per_row=2).parts.plan
     assert (plan.order.epochs, plan.order.batch_rows, plan.group_size, plan.steps) == (1, 5, 2, None)
@@ -68,6 +74,10 @@ def _storage_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ({"weight_sync": "disk"}, "needs a directory that trainer and servers have: write output='./out'"),
         ({"weight_sync": "none"}, "write sync='fully-async', stale='keep'"),
+        ({"samples_per_row": 2}, "invalid samples_per_row 2: expected group_size of the trainer (3), or None"),
+        ({"group_keys": ["u"], "trainer": None}, "group_keys ['u'] with trainer=None, which compares nothing"),
+        ({"group_keys": ["u"], "episode": "group"}, "group_keys ['u'] with episode='group', a whole group: expected"),
+        ({"group_keys": ["u", "u"]}, "invalid group_keys ['u', 'u']: expected names, each once"),
         ({"episode": "row"}, "invalid episode 'row'; expected one of 'sample', 'group'"),
         ({"rollout": not_async}, "expected an async function, async def solve(task, llm), or a class of BaseRollout"),
         ({"rollout": rl.MockRolloutWorker, "episode": "group"}, "a step is one sample; expected episode='sample'"),

@@ -35,6 +35,11 @@ def test_runs_with_faults_keep_every_promise() -> None:
     assert {"pool_dies", "trainer_dies", "put re-rollout", "put fail", "validated"} <= happened.keys(), happened
 
 
+def test_runs_whose_groups_have_samples_of_several_rows_keep_every_promise() -> None:
+    for seed in range(6):
+        SimulatedRun(seed, is_keyed=True).run()
+
+
 @pytest.mark.full
 def test_runs_of_random_seeds_keep_every_promise(pytestconfig: pytest.Config) -> None:
     first = int(pytestconfig.getoption("hypothesis_seed")) % 1_000_000

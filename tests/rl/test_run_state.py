@@ -392,3 +392,49 @@ def test_a_task_that_is_rolled_out_again_costs_nothing() -> None:
     counts = state.record.counts
     assert (counts.repeated["re-rollout"], counts.dropped) == (3, {})
     counts.check(state.open_samples)
+
+
+def keyed_run(**plan: Any) -> RunState:
+    """Return a run of single samples of rows, which are grouped by twos, four in a batch."""
+    return new_run(repeats=1, batch_rows=4, keyed_group_size=2, **plan)
+
+
+def put_for(state: RunState, lease: Lease, user: str, reward: float = 1.0) -> PutAnswer:
+    return state.put(lease.number, [Sample(lease.task, 0, ((state.record.weights.rollout, 4),), (reward,))], [(user,)])
+
+
+def test_groups_by_keys_have_samples_of_several_rows() -> None:
+    state = keyed_run(keep_batch_order=True)
+    for user in "abba":
+        assert put_for(state, take(state), user) is PutAnswer.SUCCESS
+    groups = state.next_batch()
+    assert groups is not None
+    assert [(group.key, [sample.task.row for sample in group.samples]) for group in groups] == [
+        (("a",), [0, 3]),
+        (("b",), [1, 2]),
+    ]
+
+
+def test_samples_of_incomplete_groups_take_no_room_of_the_next_tasks() -> None:
+    state = keyed_run()
+    for user in "abcd":
+        put_for(state, take(state), user)
+    assert state.next_batch() is None
+    assert state.wait_reason() == "the trainer waits: 0 of 2 groups, and 4 samples of incomplete ones"
+    leases = [take(state) for _ in range(4)]
+    assert isinstance(state.take_task("w", 0.0), NoTask)
+    for lease, user in zip(leases, "dcba", strict=True):
+        put_for(state, lease, user)
+    assert len(update(state)) == 4
+    # The others were made by weights that are too old now: they are rolled out again when the batch is made.
+    assert state.next_batch() is None
+    assert state.record.counts.repeated == {"stale": 4}
+
+
+def test_groups_that_never_become_complete_are_dropped_and_do_not_fill_the_memory() -> None:
+    state = keyed_run(order={"epochs": None})
+    for number in range(200):
+        put_for(state, take(state), f"only {number}")
+        assert state.next_batch() is None
+        state.record.counts.check(state.open_samples)
+    assert state.record.counts.dropped == {"group_incomplete": 68 * 2}

@@ -109,3 +109,15 @@ def test_taking_a_sample_that_is_in_no_complete_group_is_an_error() -> None:
     put(store, sample(0))
     with pytest.raises(KeyError, match="0-0-0/0"):
         store.take(["0-0-0/0"], 0)
+
+
+def test_a_group_of_several_rows_that_lack_samples_is_not_larger_than_its_size() -> None:
+    store = TrajectoryStore(3, 3)
+    store.put(sample(0), ("user",))
+    store.miss("0-1", 2)
+    # Two of the three samples of row 1 were dropped before the third comes.
+    group = store.put(sample(1), ("user",))
+    assert group is not None
+    assert (len(group.samples), group.slots) == (2, 3)
+    assert is_ready(store)
+    assert take(store) == ["0-0-0/0", "0-1-0/0"]

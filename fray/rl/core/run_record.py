@@ -71,6 +71,8 @@ class RunPlan:
         max_replaced_groups: how many in one step; more are trained as they are.
         on_error: errors at which the run ends.
         validation: what is validated, and when; None: nothing is.
+        keyed_group_size: size of a group, where groups are made by keys of the trajectories; None: the repeats of a
+            row are a group.
 
     Raises:
         ValueError: a number is out of its range, no whole number of groups fills a batch, or ``keep`` with a mode in
@@ -92,13 +94,14 @@ class RunPlan:
     max_replaced_groups: int = field(default=64, validator=validators.ge(0))
     on_error: OnError = OnError.STOP_ON_CRITICAL
     validation: ValidationPlan | None = None
+    keyed_group_size: int | None = None
 
     def __attrs_post_init__(self) -> None:
         if self.stale is StalePolicy.KEEP and self.mode is not SyncMode.FULLY_ASYNC:
             raise ValueError(
                 f"invalid stale policy 'keep' with sync mode {self.mode.value!r}: expected 'requeue' or 'drop'"
             )
-        loaded = self.order.batch_rows * self.group_size
+        loaded = self.order.batch_rows * self.order.repeats
         if self.keep_batch_order and self.rule is not ReadyRule.LOADED_BATCH_FINISHED and loaded < self.batch_size:
             raise ValueError(
                 f"invalid batch_size {self.batch_size}: a loaded batch has {loaded} samples,"
@@ -108,7 +111,7 @@ class RunPlan:
 
     @property
     def group_size(self) -> int:
-        return self.order.repeats
+        return self.keyed_group_size or self.order.repeats
 
     @property
     def holds_batches(self) -> bool:

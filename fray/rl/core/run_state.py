@@ -41,6 +41,9 @@ from fray.rl.core.trajectory_store import Sample, SampleGroup
 from fray.rl.core.validation import VALIDATION, ValidationRound, foreign_versions
 from fray.rl.core.versions import Gate, Segment, VersionName
 
+INCOMPLETE_BATCHES = 16
+"""Batches of samples in incomplete groups that are kept, where groups are made by keys of the trajectories."""
+
 
 class PutAnswer(Enum):
     """Answer to a worker that delivers a task."""
@@ -342,6 +345,8 @@ class RunState:
             record.plan.batch_size // record.plan.group_size,
         )
         text = f"the trainer waits: {have} of {want} groups"
+        if record.plan.keyed_group_size is not None and (growing := record.store.growing_samples):
+            text += f", and {growing} samples of incomplete ones"
         if oldest := min(self.leases, key=lambda lease: lease.expires_at, default=None):
             age = "" if now is None else f", {now - oldest.expires_at + record.plan.lease_s:.0f} s,"
             does = (doing or {}).get(oldest.number)
@@ -362,6 +367,10 @@ class RunState:
         record = self.record
         if record.is_held or not record.plan.order.has_batch(record.loaded):
             return False
+        plan = record.plan
+        if plan.keyed_group_size is not None and record.store.growing_samples > INCOMPLETE_BATCHES * plan.batch_size:
+            # Keys that few trajectories have would fill the memory.
+            self._add(IncompleteDropped("group_incomplete"))
         self._add(BatchLoaded(record.loaded))
         return True
 
@@ -373,9 +382,16 @@ class RunState:
     def _admitted_task(self) -> RolloutTask | None:
         """Return the first waiting task that may be rolled out now."""
         record = self.record
+        if record.plan.holds_batches:
+            return record.waiting[0][1]
+        if record.plan.keyed_group_size is not None:
+            # Samples of groups that are not complete take no room: which tasks complete them is not known.
+            untrained = record.store.complete_slots + len(record.batch_samples) + self._leases.samples
+            task = record.waiting[0][1]
+            return task if untrained + task.samples <= record.plan.most_untrained else None
         leased, accepted = self._leases.groups, record.open_groups
         begun = len(accepted) + sum(group not in accepted for group in leased)
-        if record.plan.holds_batches or (begun + 1) * record.plan.group_size <= record.plan.most_untrained:
+        if (begun + 1) * record.plan.group_size <= record.plan.most_untrained:
             return record.waiting[0][1]
         # A group that has begun is finished, whatever is in front of it: else halves of groups keep each other's rest
         # out.

@@ -146,24 +146,33 @@ class TrajectoryStore:
         """Number of all samples."""
         return sum(len(group.samples) for groups in (self._growing.values(), self._complete) for group in groups)
 
+    @property
+    def growing_samples(self) -> int:
+        """Number of samples of groups that are not complete."""
+        return sum(len(group.samples) for group in self._growing.values())
+
     def put(self, sample: Sample, key: tuple[Hashable, ...]) -> SampleGroup | None:
         """Add a sample to the group of this key. Return the group if it is complete now."""
         group = self._growing.setdefault(key, SampleGroup(key))
         group.samples.append(sample)
         if missing := self._missing.pop(sample.task.group_id, 0):
-            group.missing[sample.task.group_id] += missing
+            self._note_missing(group, sample.task.group_id, missing)
         return self._complete_if_full(group)
 
     def miss(self, group_id: str, samples: int) -> None:
         """Note that samples of the tasks of a group will never come."""
         for group in self._growing.values():
             if any(sample.task.group_id == group_id for sample in group.samples):
-                group.missing[group_id] += samples
+                self._note_missing(group, group_id, samples)
                 self._complete_if_full(group)
                 return
         self._missing[group_id] += samples
         if self._missing[group_id] >= self.group_size:
             self.lost_slots += self._missing.pop(group_id)
+
+    def _note_missing(self, group: SampleGroup, group_id: str, samples: int) -> None:
+        # A group by keys may have samples of several rows, all of which may lack some.
+        group.missing[group_id] += min(samples, self.group_size - group.slots)
 
     def _complete_if_full(self, group: SampleGroup) -> SampleGroup | None:
         if group.slots < self.group_size:

@@ -18,6 +18,7 @@ from fray.rl.checkpoint import latest_checkpoint
 from fray.rl.core.trajectory_store import ReadyRule
 from fray.rl.model_spec import ModelSpec, TinyLlama
 from fray.rl.nexrl.data_loader import BaseDataLoader, RowDataLoader
+from fray.rl.nexrl_types import DEFAULT_MODEL_TAG
 from fray.rl.recipe.guide_config import DataConfig, GuideConfig, length_problems
 from fray.rl.recipe.run_recipe import resources_of
 from fray.rl.recipe.typed import invalid
@@ -40,6 +41,9 @@ NEEDED_KEYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "pig_latin": (("input", "prompt"),),
 }
 """Keys of rows that each type of worker needs: of each tuple one."""
+
+ROW_KEYS = (("group_id",), ("uid",))
+"""Values of ``key_list`` that are the group of a row."""
 
 LoaderClass = Callable[..., BaseDataLoader]
 
@@ -66,7 +70,8 @@ def run_of_guide(
     evaluator_class(_worker_config(config))
     rows = _with_prompts(rows_of(loader_class(data), "data"), data, "data")
     _check_rows(rows, config, "data")
-    settings = _training(config)
+    keys = _group_keys(config)
+    settings = _training(config, is_keyed=bool(keys))
     output, _ = _output(config)
     validation: dict[str, Any] = {}
     if validate_loader_class is not None and (weight.validate_freq or config.validate.validate_before_train):
@@ -82,7 +87,8 @@ def run_of_guide(
             "validation_samples_per_row": section.rollout_repeat_n,
         }
     if settings.steps is None:
-        updates = math.ceil(len(rows) * data.epochs / settings.groups)
+        samples = len(rows) * (data.rollout_repeat_n or settings.group_size)
+        updates = math.ceil(samples * data.epochs / settings.batch_size)
         settings = evolve(settings, steps=updates)
     monitor = config.runtime_monitor.exception_handling
     model = model_of(config)
@@ -102,6 +108,9 @@ def run_of_guide(
         weight_sync=weight.sync_method,
         freeze_for_weight_sync=config.service.inference_service.freeze_for_weight_sync,
         staleness_threshold=weight.staleness_threshold,
+        samples_per_row=data.rollout_repeat_n or settings.group_size,
+        group_keys=keys,
+        model_tag=model_tag_of(config),
         rollout_timeout_s=config.rollout_worker.rollout_timeout_s,
         max_attempts=config.rollout_worker.max_attempts,
         on_error=monitor.policy if monitor.enabled else "continue",
@@ -260,7 +269,7 @@ def _worker_config(config: GuideConfig) -> Any:
     service = config.service.inference_service
     extra = {
         # A mock worker asks no model.
-        "inference_service": {**service, "backend": "fray"},
+        "inference_service": {**service, "backend": "fray", "model_tag": model_tag_of(config)},
         "directory": str(config.directory),
         "max_response_length": worker.max_response_length or config.trainer.max_response_length,
         "temperature": worker.temperature if worker.temperature is not None else service.temperature,
@@ -281,10 +290,32 @@ class WorkerSettings(dict[str, Any]):
             raise AttributeError(f"the configuration of the worker has no key {name!r}") from None
 
 
-def _training(config: GuideConfig) -> GRPO:
-    """Return the settings of training, whose groups are the repeats of a row."""
+def model_tag_of(config: GuideConfig) -> str:
+    """Return the tag of the model, which one of the services may leave out.
+
+    Raises:
+        InvalidRequest: they have two.
+    """
+    services = {"train_service": config.service.train_service, "inference_service": config.service.inference_service}
+    found = {name: one.model_tag for name, one in services.items() if one.model_tag != DEFAULT_MODEL_TAG}
+    if len(set(found.values())) > 1:
+        raise InvalidRequest(
+            f"service.inference_service.model_tag is {found['inference_service']!r}, but train_service.model_tag "
+            f"{found['train_service']!r}: a run serves what it trains; expected one of them alone"
+        )
+    return next(iter(found.values()), DEFAULT_MODEL_TAG)
+
+
+def _group_keys(config: GuideConfig) -> tuple[str, ...]:
+    """Return the keys by which samples are grouped; none where that is the group of a row."""
+    keys = config.trajectory_pool.key_list
+    return () if keys in ROW_KEYS else keys
+
+
+def _training(config: GuideConfig, is_keyed: bool) -> GRPO:
+    """Return the settings of training. Groups are the repeats of a row, unless they are made by keys."""
     pool, repeats = config.trajectory_pool, config.data.rollout_repeat_n
-    size = repeats or pool.group_size
+    size = pool.group_size if is_keyed else repeats or pool.group_size
     if pool.group_size not in (1, size):
         raise InvalidRequest(
             f"trajectory_pool.group_size is {pool.group_size}, but data.rollout_repeat_n {size}: expected one number"
@@ -314,7 +345,7 @@ def _trainer_of(config: GuideConfig, trainer_class: type[BaseTrainer], settings:
         )
     values = {one.name: getattr(settings, one.name) for one in fields(GRPO) if one.init}
     own = WorkerSettings({**config.algorithm, **config.trainer, **values})
-    own["model_tag"] = config.service.train_service.model_tag
+    own["model_tag"] = model_tag_of(config)
     service = {"train_service": MockTrainService()} if is_mock and issubclass(trainer_class, SelfHostedTrainer) else {}
     try:
         return trainer_class(own, **service)

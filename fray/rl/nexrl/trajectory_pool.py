@@ -15,9 +15,8 @@ from fray.rl.core.trajectory_store import ReadyRule, Sample, TrajectoryStore
 from fray.rl.nexrl.activity_tracker import ActivityTrackerProxy
 from fray.rl.nexrl.data_loader import BaseDataLoader
 from fray.rl.nexrl.nexrl_module import NexRLModule
-from fray.rl.nexrl_types import Batch, ModelTag, Trajectory
+from fray.rl.nexrl_types import DEFAULT_MODEL_TAG, Batch, ModelTag, Trajectory
 
-DEFAULT_MODEL_TAG: ModelTag = "default"
 READY_RULES = [*(rule.value for rule in ReadyRule), "batch_size_reached"]
 
 

@@ -58,7 +58,6 @@ WITHOUT_EFFECT: dict[str, str] = {
         for key in ("url", "api_key", "identifier", "max_retries", "timeout_s")
     },
     "trainer.sync_weight_path": "files of weights (sync_method: disk) are beside the checkpoints",
-    "trajectory_pool.key_list": "groups are the repeats of a row (group_id); other keys are for pools by themselves",
     **{
         f"validate.data.{key}": EACH_ROW_ONCE
         for key in (
@@ -69,8 +68,6 @@ WITHOUT_EFFECT: dict[str, str] = {
     "weight.checkpoint_manager": "trainer.checkpoint_path and its neighbours say what is saved",
 }
 """Keys that are accepted and have no effect in a run, and why. Those without a reason are of Hydra itself."""
-AS_A_RUN_DOES: dict[str, tuple[Any, ...]] = {"trajectory_pool.key_list": ("group_id", "uid", [], ["group_id"], ["uid"])}
-"""Values of such keys that ask for what a run does anyway."""
 
 
 @define
@@ -563,7 +560,6 @@ def _unused_keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     for key, value in values.items():
         path = f"{prefix}{key}"
         if path in WITHOUT_EFFECT:
-            if value not in AS_A_RUN_DOES.get(path, ()):
-                yield path
+            yield path
         elif isinstance(value, Mapping):
             yield from _unused_keys(value, f"{path}.")

@@ -91,6 +91,7 @@ class StepLog:
             **step.metrics,
             **{f"dropped/{reason}": float(count) for reason, count in status.dropped.items()},
             **{f"repeated/{reason}": float(count) for reason, count in status.repeated.items()},
+            **{f"left_out/{tag}": float(count) for tag, count in status.left_out.items()},
         }
         self._result.steps.append(metrics)
         self._write(METRICS_FILE, [metrics])

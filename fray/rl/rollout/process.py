@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from hashlib import sha256
 from itertools import chain, count, islice
 from typing import Any, TypeAlias
@@ -19,8 +19,9 @@ from fray.rl.inference.requests import Completion, GenerateRequest, PromptTooLon
 from fray.rl.messages import SampleResult, ServerRoute, TaskGrant, TaskResult, repeatable
 from fray.rl.model_spec import ModelSpec, model_name
 from fray.rl.nexrl.experiment_posts import EpisodePosts, PostQueue, episode_posts
-from fray.rl.nexrl_types import Trajectory
+from fray.rl.nexrl_types import DEFAULT_MODEL_TAG, Trajectory
 from fray.rl.process_start import loading
+from fray.rl.rollout.groups import by_model, grouped
 from fray.rl.rollout.request_batches import RequestBatches
 from fray.rl.rollout.scores import AttemptEnded, MadeTrajectories, Score, finite_scores, scores_of, trajectories_of
 from fray.rl.rollout.server_choice import ServerChoice
@@ -58,6 +59,8 @@ class EpisodePlan:
         is_own_trainer: the user's trainer decides which tokens it takes, and how many.
         max_prompt_length: tokens of the first prompt of an episode; a task with a longer one is dropped. None: those
             that leave room for a response.
+        model_tag: of the model of the run; trajectories with another one are left out.
+        group_keys: keys of trajectories, or of their rows, by which samples are grouped; none: by rows.
     """
 
     rollout: Episode
@@ -69,6 +72,8 @@ class EpisodePlan:
     needs: tuple[str, ...] | None = None
     is_own_trainer: bool = False
     max_prompt_length: int | None = None
+    model_tag: str = DEFAULT_MODEL_TAG
+    group_keys: tuple[str, ...] = ()
 
 
 class RolloutProcess:
@@ -164,10 +169,19 @@ class RolloutProcess:
             if patience.cancelled_caught:
                 return TaskResult(grant.lease, failure="timeout", detail=f"no result after {self._plan.timeout_s:g} s")
             scores = scores_of(result, grant.samples)
-            made = [_trajectories_of(grant, run, one, llm.replies) for run, one in enumerate(scores)]
-            for trajectory in () if grant.is_validation else chain.from_iterable(made):
-                self._check(trajectory)
-            return TaskResult(grant.lease, tuple(_sample_of(grant, each) for each in made))
+            every = [_trajectories_of(grant, run, one, llm.replies) for run, one in enumerate(scores)]
+            made, others = by_model(every, self._plan.model_tag)
+            if others and not all(made):
+                detail = f"the episode made nothing for the model of the run, whose model_tag is {self._plan.model_tag}"
+                return TaskResult(grant.lease, failure=f"model_tag {others[0]}", detail=detail, is_final=True)
+            if grant.is_validation:
+                keys = [grouped(grant, each, ()) for each in made]
+            else:
+                for trajectory in chain.from_iterable(made):
+                    self._check(trajectory)
+                keys = [grouped(grant, each, self._plan.group_keys) for each in made]
+            samples = tuple(_sample_of(grant, each, key) for each, key in zip(made, keys, strict=True))
+            return TaskResult(grant.lease, samples, left_out=tuple(others))
         except AttemptEnded as ended:
             return TaskResult(grant.lease, failure=ended.reason, detail=ended.detail, is_attempt=ended.is_attempt)
         except Exception as error:  # noqa: BLE001 (the user's code may raise anything)
@@ -191,13 +205,13 @@ def _trajectories_of(
     return [{**names, **trajectory} for trajectory in made]
 
 
-def _sample_of(grant: TaskGrant, trajectories: list[Trajectory]) -> SampleResult:
+def _sample_of(grant: TaskGrant, trajectories: list[Trajectory], key: tuple[Hashable, ...]) -> SampleResult:
     segments = tuple(dict.fromkeys(tuple(each) for one in trajectories for each in one.get("versions", ())))
     rewards = tuple(float(one.get("reward") or 0.0) for one in trajectories)
     scores: tuple[tuple[str, float], ...] = ()
     if grant.is_validation:  # those of training samples are in the content alone
         scores = tuple(pair for one in trajectories for pair in finite_scores(one.get("score") or {}).items())
-    return SampleResult(segments, rewards, (grant.group_id,), dumps_plain(trajectories), scores)
+    return SampleResult(segments, rewards, key, dumps_plain(trajectories), scores)
 
 
 class EpisodeRequests:

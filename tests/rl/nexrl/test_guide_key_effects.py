@@ -81,6 +81,7 @@ KEYS: dict[str, Any] = {
     "rollout_worker.max_attempts": 5,
     "trajectory_pool.batch_size": 4,
     "trajectory_pool.group_size": (2, {"data": {"rollout_repeat_n": None}}),
+    "trajectory_pool.key_list": ["user", "session"],
     "trajectory_pool.check_batch_ready_function": "loaded_batch_finished",
     "trainer.type": "remote_api_grpo",
     "trainer.total_train_steps": 5,
@@ -266,7 +267,6 @@ def test_a_key_without_effect_changes_nothing_and_is_named(
 ) -> None:
     values: dict[str, Any] = {
         "algorithm.inference_service": InferenceServiceConfig(servers=3),
-        "trajectory_pool.key_list": ["user", "session"],
         "weight.checkpoint_manager": {"type": "mine"},
     }
     kinds = {"url": "http://x", "api_key": "k", "identifier": "i", "sync_weight_path": "weights"}
@@ -291,3 +291,29 @@ def test_classes_of_the_user_that_a_run_does_not_use_are_refused(
             monkeypatch.setitem(known, "mine", object)
     found = effect_of(merged(BASE, at(path, OF_FRAY_ALONE[path])))
     assert found.startswith(f"{path} is 'mine', a class of yours that a run does not use")
+
+
+def test_keys_of_the_pool_group_several_rows_and_the_group_of_a_row_needs_none(directory: Path) -> None:
+    pool = {"key_list": ["user"], "group_size": 2, "batch_size": 4}
+    parts = NexRLController(merged(BASE, {"trajectory_pool": pool, "data": {"rollout_repeat_n": 1}})).parts
+    plan = parts.plan
+    assert (plan.group_size, plan.order.repeats, plan.batch_size, plan.order.batch_rows) == (2, 1, 4, 4)
+    assert parts.episodes.group_keys == ("user",)
+    for keys in (["group_id"], ["uid"], []):
+        parts = NexRLController(merged(BASE, {"trajectory_pool": {"key_list": keys}})).parts
+        assert (parts.episodes.group_keys, parts.plan.keyed_group_size) == ((), None)
+
+
+def test_a_run_has_the_model_tag_of_its_services(directory: Path) -> None:
+    def tag(**services: str) -> str:
+        settings = {f"{name}_service": {"model_tag": value} for name, value in services.items()}
+        parts = NexRLController(merged(BASE, {"service": settings})).parts
+        episode = parts.episodes.rollout
+        assert isinstance(episode, WorkerEpisode)
+        # Workers put the tag of their client into trajectories.
+        assert LLMServiceClient(episode._config).model_tag == parts.episodes.model_tag
+        return parts.episodes.model_tag
+
+    assert (tag(train="a"), tag(inference="a"), tag(train="a", inference="a"), tag()) == ("a", "a", "a", "default")
+    with pytest.raises(InvalidRequest, match=r"service\.inference_service\.model_tag is 'b', but .* 'a': a run serves"):
+        tag(train="a", inference="b")

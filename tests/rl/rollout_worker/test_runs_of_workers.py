@@ -31,6 +31,15 @@ class FirstIs1(rl.BaseRolloutWorker):
         return self._put_trajectory({**trajectory, "reward": float(result["response"].startswith("1"))})
 
 
+class WithJudge(FirstIs1):
+    """Worker that puts what another model has said, too."""
+
+    def step(self, task: dict[str, Any]) -> Any:
+        trajectory = {"tokens": [1, 2], "loss_mask": [0, 1], "logprobs": [0.0, -1.0], "reward": 0.0}
+        assert self._put_trajectory({**trajectory, "model_tag": "judge"}) == "success"
+        return super().step(task)
+
+
 class FailsOnce(FirstIs1):
     """Worker that asks for another rollout of each first task that it gets, and fails the second."""
 
@@ -75,11 +84,14 @@ def run(rollout: Any, **options: Any) -> rl.RunResult:
     return trio.run(rl.Run(**settings | options).main)
 
 
-def test_a_run_trains_what_workers_of_the_guide_put() -> None:
-    result = run(WorkerEpisode(FirstIs1, {"max_tokens": 1}))
+def test_a_run_trains_what_workers_of_the_guide_put_in_groups_by_their_keys() -> None:
+    rows = [{**row, "user": number % 2} for number, row in enumerate(ROWS)]
+    keys = {"data": rows, "group_keys": ["user"], "samples_per_row": 2}
+    result = run(WorkerEpisode(WithJudge, {"max_tokens": 1}), **keys)
     assert [step["updated"] + step["zero_advantages"] > 0 for step in result.steps] == [True] * 3
     assert result.status is not None
     assert result.status.trained == 48
+    assert result.status.left_out["judge"] == result.steps[-1]["left_out/judge"] >= 48
     assert max(step["response_tokens_max"] for step in result.steps) == 1
 
 
