@@ -13,8 +13,10 @@
 - ``learn``: the learning gate with seeds 0 to 2, and its controls, 200 updates each: mean reward of the last ten.
   Targets: .9 or more in ``sync`` and in ``fully-async`` with thresholds 1 and 4; at most .4 where servers never get
   weights, and where the rewards are those of another prompt.
+- ``recover``: seconds in which a run recovers from the kill of a rollout process, of one of two servers, of both, of
+  the trainer, and of the process of data and pool, beside what is promised, and the seconds of the imports.
 
-``gate``, ``weights``, ``busy`` and ``learn`` need torch.
+``gate``, ``weights``, ``busy``, ``learn`` and ``recover`` need torch.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ import fray
 from bench.faults.processes import all_processes, below
 from bench.faults.rl_kills import ROLES
 from bench.rl_no_op import NoOpEngine, ServedFile, timed_memcpy
+from bench.rl_recover import recover
 from fray import rl
 from fray.rl.controller import RunController
 from fray.rl.coordinator import Coordinator
@@ -417,8 +420,9 @@ SECTIONS: dict[str, Callable[[int], dict[str, Any]]] = {
     "weights": lambda steps: trio.run(weight_times, steps),
     "busy": busy,
     "learn": learn,
+    "recover": lambda rounds: trio.run(recover, rounds),
 }
-STEPS = {"gate": 40, "pool": 40, "tail": 60, "weights": 8, "busy": 20, "learn": 200}
+STEPS = {"gate": 40, "pool": 40, "tail": 60, "weights": 8, "busy": 20, "learn": 200, "recover": 3}
 
 
 def main() -> None:
@@ -426,7 +430,8 @@ def main() -> None:
         prog="python -m bench.rl", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of {', '.join(SECTIONS)} (default all)")
-    parser.add_argument("--steps", type=int, help=f"updates of each section (default {STEPS})")
+    what = "updates of each section; of recover: kills of each part"
+    parser.add_argument("--steps", type=int, help=f"{what} (default {STEPS})")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers to FILE")
     options = parser.parse_args()
     if unknown := set(options.sections) - set(SECTIONS):
@@ -437,7 +442,7 @@ def main() -> None:
         results[name] = SECTIONS[name](options.steps or STEPS[name])
         print(f"{name}:", flush=True)
         for what, value in results[name].items():
-            print(f"  {what:64} {value:10,.3f}", flush=True)
+            print(f"  {what:96} {value:10,.3f}", flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps(results, indent=2))
 

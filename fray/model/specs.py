@@ -54,6 +54,8 @@ class ActorConfig:
             Default None: they are rejected.
         wait_limit_s: seconds of waiting for a machine after which it fails as ``unschedulable``. Default None: never.
         must_start: an error of its first constructor call is final, whatever ``max_restarts`` allows. Default False.
+        preemption_notice_s: seconds between the notice of a preemption, or of the drain of its machine
+            (`CurrentJob.preempted`), and its termination; calls are served meanwhile. Default 0: at once.
 
     Raises:
         InvalidRequest: an invalid number.
@@ -74,6 +76,7 @@ class ActorConfig:
     health: HealthCheck | None = None
     wait_limit_s: float | None = None
     must_start: bool = False
+    preemption_notice_s: float = 0.0
 
     def __attrs_post_init__(self) -> None:
         if self.max_restarts is not None and self.max_restarts < -1:
@@ -82,7 +85,7 @@ class ActorConfig:
             amount = getattr(self, name)
             if amount is not None and not amount > 0:
                 raise InvalidRequest(f"{name}={amount} must be more than 0 seconds; leave it out for none")
-        for name in ("backoff_s", "backoff_max_s", "cleanup_s"):
+        for name in ("backoff_s", "backoff_max_s", "cleanup_s", "preemption_notice_s"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InvalidRequest(f"{name}={getattr(self, name)} must be 0 or more seconds")
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count, islice
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 from attrs import evolve
@@ -30,16 +30,17 @@ from fray.rl.core.versions import VersionName
 from fray.rl.inference.http_settings import HttpPort
 from fray.rl.inference.model_engine import ModelEngine
 from fray.rl.inference.server import InferenceServer
-from fray.rl.messages import FailureReport, RunStatus, ServerRoute, ValidationResult, last_line, repeatable
-from fray.rl.nexrl.experiment_posts import FetchedPosts
+from fray.rl.messages import FailureReport, RunStatus, ServerRoute, last_line, repeatable
+from fray.rl.process_start import NOTICE_S
 from fray.rl.records.run_files import JOURNAL_DIRECTORY, STATUS_PERIOD_S, RunRecorder, upload_records
+from fray.rl.records.run_log import RunLog
 from fray.rl.records.run_requests import RunRequest, answer_requests
 from fray.rl.rollout.process import RolloutProcess
 from fray.rl.run_parts import RESTARTS, RunParts
 from fray.rl.train.errors import EpisodesFailed
 from fray.rl.train.settings import GRPO
 from fray.rl.trainer_gang import TrainerGang
-from fray.rl.trainer_process import RankGroup, TrainedStep
+from fray.rl.trainer_process import RankGroup
 from fray.rl.weights.published import KeptWeights, PublishedWeights, WeightSync
 from fray.tracebacks import single_errors
 
@@ -68,28 +69,6 @@ RELEASE_S = 5.0
 """Seconds after which the release of weights is given up."""
 LEAVE_S = 60.0
 """Seconds that a server that leaves has for its requests; what is unfinished then goes to other servers."""
-
-
-class RunLog(Protocol):
-    """Receiver of what a run reports."""
-
-    def add_step(self, step: TrainedStep, status: RunStatus) -> None:
-        """Note an update."""
-
-    def add_samples(self, groups: Sequence[Sequence[bytes]]) -> None:
-        """Note the contents of a batch, if samples are collected."""
-
-    def add_validation(self, found: ValidationResult) -> None:
-        """Note the scores of a version that was validated; may be repeated for one version."""
-
-    def add_posts(self, found: FetchedPosts) -> None:
-        """Note what workers post to the trackers of the run."""
-
-    def rewind(self, number: int) -> None:
-        """Note that the run continues from the checkpoint after so many updates."""
-
-    def note(self, text: str) -> None:
-        """Note a line for the console."""
 
 
 class RunController:
@@ -123,6 +102,7 @@ class RunController:
         self._is_training = False
         """True while batches are asked for."""
         self._is_stopping = False
+        self._nursery: trio.Nursery
         self._cancel_scope = trio.CancelScope()
 
     async def run(self) -> RunStatus:
@@ -174,7 +154,7 @@ class RunController:
             )
             status: RunStatus = await self._ask("status")
             async with trio.open_nursery() as nursery:
-                self._cancel_scope = nursery.cancel_scope
+                self._nursery, self._cancel_scope = nursery, nursery.cancel_scope
                 nursery.start_soon(self._ask, "expire_leases")
                 nursery.start_soon(self._follow_coordinator)
                 nursery.start_soon(self._follow_failures)
@@ -446,14 +426,15 @@ class RunController:
 
     async def _end_server(self, server: ServerRecord) -> None:
         """End a server that leaves, when its requests have ended."""
+        scope = self._server_scopes[server.name]
         with trio.move_on_after(LEAVE_S):
             await self._announce()
             if server.version is not None:
                 try:
-                    await self._handles[server.name].wait_idle()
+                    await self._handles[server.name].leave()
                 except ActorDied:
                     pass  # its requests are sent to others
-        self._server_scopes[server.name].cancel()
+        scope.cancel()
 
     async def _keep_server(self, name: str) -> None:
         """Run a server until the run ends or the server leaves."""
@@ -500,7 +481,7 @@ class RunController:
                 lora=None if parts.trainer is None else parts.trainer.lora,
             ),
             resources=parts.resources.get("server"),
-            actor_config=parts.process_settings(SERVER_RESTARTS),
+            actor_config=parts.process_settings(SERVER_RESTARTS, NOTICE_S),
             on_failure="absorb",
         )
         self._handles[server.name] = handle
@@ -511,6 +492,7 @@ class RunController:
                 if isinstance(event, Up):
                     starts += 1
                     server.observe(ServerEvent.READY, server.incarnation)
+                    nursery.start_soon(self._leave_at_preemption, server, handle)
                     if parts.http is not None:
                         port = parts.http.port + _index(server.name)
                         nursery.start_soon(self._serve, handle.serve_http, evolve(parts.http, port=port))
@@ -557,6 +539,18 @@ class RunController:
                 await self._announce()
             if has_answered:
                 await trio.sleep(PROBE_PERIOD_S)
+
+    async def _leave_at_preemption(self, server: ServerRecord, handle: Any) -> None:
+        """Start another server as soon as an incarnation of a server has notice of its end, and let it leave."""
+        try:
+            await handle.wait_for_preemption()
+        except ActorDied:
+            return  # its monitor reports it
+        if server.state is not ServerState.LEAVING:
+            (other,) = self._add_servers(self._nursery, 1)
+            self._log.note(f"{server.name} is preempted, or its machine leaves: {other} takes its place")
+            server.observe(ServerEvent.LEAVE, server.incarnation)
+            await self._end_server(server)
 
     async def _serve(self, serve: Callable[..., Awaitable[None]], *settings: HttpPort) -> None:
         """Serve an HTTP port of one incarnation of a server. A port that is taken does not end the run."""
@@ -662,13 +656,12 @@ class RunController:
     async def _keep_rollout_process(self, scope: Scope) -> None:
         """Create a rollout process, run each incarnation of it, and give back what a lost one had."""
         parts = self._parts
-        resources = parts.resources.get("rollout")
         handle: Any = await scope.create_actor(
             RolloutProcess,
             parts.episodes,
             self._coordinator,
-            resources=resources,
-            actor_config=parts.process_settings(),
+            resources=parts.resources.get("rollout"),
+            actor_config=parts.process_settings(notice_s=NOTICE_S),
         )
         async with monitor(handle) as events, trio.open_nursery() as nursery:
             async for event in events:

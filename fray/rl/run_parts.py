@@ -109,8 +109,12 @@ class RunParts:
         start_s = max(START_PERIODS * self.liveness_s, START_LEAST_S)
         return HealthCheck(actor="ping", period_s=self.liveness_s / 4, failures=3, start_s=start_s)
 
-    def process_settings(self, restarts: int = RESTARTS) -> ActorConfig:
-        """Return how a server, a trainer or a rollout process is started, and started again."""
+    def process_settings(self, restarts: int = RESTARTS, notice_s: float = 0.0) -> ActorConfig:
+        """Return how a server, a trainer or a rollout process is started, and started again.
+
+        Args:
+            notice_s: seconds that it has when its machine leaves the cluster, or is given to others.
+        """
         # Two incarnations may live for a while: leases, names of versions and routes are of one of them, and
         # checkpoints have directories of their own.
         return ActorConfig(
@@ -119,6 +123,7 @@ class RunParts:
             must_start=True,
             may_overlap=True,
             health=self.health,
+            preemption_notice_s=notice_s,
         )
 
     @property

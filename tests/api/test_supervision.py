@@ -174,3 +174,31 @@ def test_a_drained_actor_restarts_when_its_machine_is_back() -> None:
             assert await counter.add.options(idempotent=True)(1) == 2
 
     running(test)
+
+
+class Patient:
+    """Actor that sees the notice of its preemption."""
+
+    def preempted(self) -> bool:
+        return fray.current_job().preempted
+
+    def leave(self) -> None:
+        fray.current_actor().shutdown()
+
+
+def test_an_actor_serves_calls_during_the_notice_of_its_preemption_and_may_end_before() -> None:
+    async def test(cluster: fray.Cluster) -> None:
+        patient = await cluster.create_actor(Patient, actor_config=ActorConfig(preemption_notice_s=600))
+        assert not await patient.preempted()
+        (there,) = await cluster.nodes()
+        await cluster.drain(there.name)
+        with trio.fail_after(5):
+            while not await patient.preempted():
+                await trio.lowlevel.checkpoint()
+        await patient.leave()
+        with trio.fail_after(5):
+            await fray.monitor(patient)
+
+    running(test)
+    with pytest.raises(InvalidRequest, match="preemption_notice_s=-1 must be 0 or more seconds"):
+        ActorConfig(preemption_notice_s=-1)

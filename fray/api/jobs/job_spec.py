@@ -434,6 +434,8 @@ def build_actor_spec(
         termination=termination,
         health=config.health,
         wait_limit_s=config.wait_limit_s,
+        # Of a request from `fray.v2` it may be set already.
+        notice_s=config.preemption_notice_s or spec.notice_s,
     ), content
 
 

@@ -28,7 +28,7 @@ from fray.rl.inference.decoding_thread import Command, DecodingThread
 from fray.rl.inference.http_settings import HttpPort, WeightAddress
 from fray.rl.inference.request_table import OpenRequest, RequestBatch, RequestTable, ServerBusy
 from fray.rl.inference.requests import Completion, GenerateRequest, TokenEvent
-from fray.rl.process_start import loading
+from fray.rl.process_start import loading, wait_for_preemption
 
 RATE_WINDOW_S = 10.0
 """Seconds over which tokens per second and the busy share are counted."""
@@ -245,9 +245,14 @@ class InferenceServer:
         decoder = self._thread.decoder
         return time.monotonic(), 0.0 if decoder is None else decoder.busy_s
 
-    async def wait_idle(self) -> None:
-        """Return when every request has ended. For a server that gets no further ones."""
+    async def wait_for_preemption(self) -> None:
+        """Return when the cluster has given notice that it ends this process, such as with its machine."""
+        await wait_for_preemption()
+
+    async def leave(self) -> None:
+        """End the actor when every request has ended. For a server that gets no further ones."""
         await self._requests.wait_empty()
+        current_actor().shutdown()
 
     async def status(self) -> dict[str, Any]:
         """Return numbers about the server, when its engine is ready.

@@ -42,6 +42,28 @@ class RunResult:
     status: RunStatus | None = None
 
 
+class RunLog(Protocol):
+    """Receiver of what a run reports."""
+
+    def add_step(self, step: TrainedStep, status: RunStatus) -> None:
+        """Note an update."""
+
+    def add_samples(self, groups: Sequence[Sequence[bytes]]) -> None:
+        """Note the contents of a batch, if samples are collected."""
+
+    def add_validation(self, found: ValidationResult) -> None:
+        """Note the scores of a version that was validated; may be repeated for one version."""
+
+    def add_posts(self, found: FetchedPosts) -> None:
+        """Note what workers post to the trackers of the run."""
+
+    def rewind(self, number: int) -> None:
+        """Note that the run continues from the checkpoint after so many updates."""
+
+    def note(self, text: str) -> None:
+        """Note a line for the console."""
+
+
 class LoggedRun(Protocol):
     """Part of `fray.rl.Run` that its log needs."""
 

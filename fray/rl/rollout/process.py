@@ -13,6 +13,7 @@ from attrs import evolve, field, frozen
 
 from fray.api.actors.current_actor import current_actor
 from fray.api.actors.handle import ActorHandle
+from fray.errors import ActorDied
 from fray.rl.gateway.agent_gateway import AgentGateway, EpisodeAgents
 from fray.rl.inference.client import LLM, ModelReply
 from fray.rl.inference.requests import Completion, GenerateRequest, PromptTooLong
@@ -20,7 +21,7 @@ from fray.rl.messages import SampleResult, ServerRoute, TaskGrant, TaskResult, r
 from fray.rl.model_spec import ModelSpec, model_name
 from fray.rl.nexrl.experiment_posts import EpisodePosts, PostQueue, episode_posts
 from fray.rl.nexrl_types import DEFAULT_MODEL_TAG, Trajectory
-from fray.rl.process_start import loading
+from fray.rl.process_start import loading, wait_for_preemption
 from fray.rl.rollout.groups import by_model, grouped
 from fray.rl.rollout.request_batches import RequestBatches
 from fray.rl.rollout.scores import AttemptEnded, MadeTrajectories, Score, finite_scores, scores_of, trajectories_of
@@ -38,6 +39,8 @@ EPISODE_POSTS = 100
 SLOWEST_PERIOD_S = 1.0
 """Seconds between two reports of what the oldest episode does."""
 GENERATING, OWN_CODE = "generating", "in a tool call or its own code"
+PREEMPTED = "preempted"
+"""Reason of the repetition of tasks whose process gets no time to finish them."""
 DETAIL_LIMIT_CHARACTERS = 4_000
 """Length of the end of a traceback that is kept of a failed episode."""
 THRESHOLDS = (100_000, 5, 100)
@@ -89,6 +92,7 @@ class RolloutProcess:
         self._freed = trio.Event()
         self._running: dict[str, EpisodeRequests] = {}
         """Requests of the episodes under way by their leases, the oldest first."""
+        self._is_preempted = False
         self._results: list[TaskResult] = []
         self._has_results = trio.Event()
 
@@ -96,13 +100,17 @@ class RolloutProcess:
         """Return: the process answers. For health checks."""
 
     async def run(self) -> None:
-        """Roll out episodes until there are no tasks; what is unfinished then is cancelled."""
+        """Roll out episodes until there are no tasks; what is unfinished then is cancelled.
+
+        At the notice of a preemption, unfinished tasks are given back, and the process ends, to be started elsewhere.
+        """
         async with trio.open_nursery() as nursery:
             batches = RequestBatches(nursery)
             self._servers = ServerChoice(batches.generate, batches.give_up, _max_length)
             self._gateway = AgentGateway(nursery, model_name(self._plan.model), self._servers.max_length)
             nursery.start_soon(self._follow_routes)
             nursery.start_soon(self._deliver)
+            nursery.start_soon(self._stop_at_preemption, nursery.cancel_scope)
             worker = current_actor().incarnation
             nursery.start_soon(self._report_slowest, worker)
             while grants := await repeatable(self._coordinator, "take_tasks")(worker, self._idle):
@@ -114,6 +122,16 @@ class RolloutProcess:
                 while not self._idle:
                     await self._freed.wait()
             nursery.cancel_scope.cancel()
+        if self._is_preempted:
+            # It costs the tasks nothing: unlike those of a process that was lost, they are not to blame.
+            unfinished = [TaskResult(lease, failure=PREEMPTED, is_attempt=False) for lease in self._running]
+            await repeatable(self._coordinator, "put_results")([*self._results, *unfinished])
+            current_actor().fail(ActorDied("the cluster ends this process; its tasks were given back"))
+
+    async def _stop_at_preemption(self, scope: trio.CancelScope) -> None:
+        await wait_for_preemption()
+        self._is_preempted = True
+        scope.cancel()
 
     async def _follow_routes(self) -> None:
         number = 0
