@@ -25,7 +25,7 @@ from bench.faults.processes import all_processes, below
 from bench.faults.rl_kills import ROLES
 from fray import rl
 
-FILE = "FRAY_BENCH_EPISODES"
+FILE = "RL_BENCH_EPISODES"
 SAVE_EVERY = 5
 LIMIT_S = 300.0
 SETTLED_STEPS = 3

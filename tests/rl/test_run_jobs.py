@@ -150,6 +150,28 @@ def test_a_run_is_a_job_that_is_started_again_followed_and_stopped_by_its_name(
     assert wait_for(output, lambda found: found["state"] != "running")["state"] == "stopped"
 
 
+def test_a_run_works_on_while_the_controller_of_the_cluster_is_gone_and_is_found_by_its_name_afterwards(
+    recipe: Path, lab: Lab, fray: Command
+) -> None:
+    output = recipe.parent / "out"
+    job = fray("rl", "run", str(recipe), "--detach")[1].strip()
+    process = wait_for(output, lambda found: found.get("step", 0) >= 1)["pid"]
+    lab.kill("controller")
+    before = read_status(output)["step"]
+    wait_for(output, lambda found: found["step"] >= before + 3)
+    lab.start_controller()
+    lab.wait_serving()
+    assert fray("rl", "run", str(recipe), "--detach")[:2] == (0, f"{job}\n")
+    assert fray("rl", "stop", "digits")[0] == 0
+    status = wait_for(output, lambda found: found["state"] != "running")
+    assert (status["state"], status["pid"], status["job"]) == ("stopped", process, job)
+    # No process of it was started again, and no update done twice.
+    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
+    assert {line["line"] for line in lines} == {0}
+    assert "continues" not in (output / "progress.log").read_text()
+
+
 def test_a_run_that_fails_is_not_started_again(recipe: Path, fray: Command) -> None:
     failing = WORKER.replace("reply = await", "raise KeyError('answer')\n    reply = await")
     (recipe.parent / "worker.py").write_text(failing)
