@@ -75,6 +75,18 @@ def unchanged_log() -> Iterator[None]:
     logger.handlers[:], logger.level, logger.propagate = before
 
 
+@pytest.fixture
+def warm_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Make the cluster of this process that has imported torch that of drivers (`tests.support.warm_cluster`)."""
+    if request.node.get_closest_marker("own_cluster"):
+        yield
+        return
+    from tests.support.warm_cluster import on_warm_cluster
+
+    with on_warm_cluster():
+        yield
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run every test, with random examples")
     parser.addoption("--more", action="store_true", help="as --all, without tests that the default suite runs the same")
@@ -87,6 +99,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "full: runs only with --all")
     config.addinivalue_line("markers", "in_test_all: a scenario of tests/network/ that `make test-all` runs, too")
     config.addinivalue_line("markers", "promise(name): a process test that the default suite runs too")
+    config.addinivalue_line("markers", "own_cluster: its cluster ends with its driver, so it is not `warm_cluster`")
     config.addinivalue_line("markers", "torch: needs torch, which only the environment of make test-rl has")
     config.addinivalue_line("markers", "first_hour: the page that a new user follows; run with every Python")
     if config.getoption("--more"):

@@ -59,9 +59,9 @@ class Lab:
         usual = ("--listen", listen, "--store", store, "--quarantine-share", "0")
         self.start("controller", "fray.controller.main", *usual, *arguments)
 
-    def start_node(self, name: str, *arguments: str) -> None:
+    def start_node(self, name: str, *arguments: str, module: str = "fray.node") -> None:
         state = str(self.directory / name)
-        self.start(name, "fray.node", "--controller", self.spec, "--name", name, "--state-dir", state, *arguments)
+        self.start(name, module, "--controller", self.spec, "--name", name, "--state-dir", state, *arguments)
 
     def wait_serving(self) -> None:
         """Wait until the port answers."""

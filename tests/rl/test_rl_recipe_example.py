@@ -14,6 +14,7 @@ import pytest
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch: make test-rl"),
+    pytest.mark.usefixtures("warm_cluster"),
 ]
 RECIPE = Path(__file__).parents[2] / "examples" / "rl_recipe" / "digits.yaml"
 

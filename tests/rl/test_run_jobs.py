@@ -73,7 +73,8 @@ def recipe(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with open_lab(tmp_path_factory.mktemp("lab"), "alpha") as found:
+    with open_lab(tmp_path_factory.mktemp("lab")) as found:
+        found.start_node("alpha", module="tests.support.warm_node")
         yield found
 
 

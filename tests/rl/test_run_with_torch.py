@@ -35,6 +35,7 @@ from fray.rl.weight_files import read_weights
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch: make test-rl"),
+    pytest.mark.usefixtures("warm_cluster"),
 ]
 ROWS = [{"prompt": f"{''.join(digits)}>"} for digits in itertools.product("0123456789", repeat=2)]
 MODEL = rl.TinyLlama(layers=1, width=16, mlp=32)
@@ -389,6 +390,7 @@ def test_servers_join_and_leave_while_a_run_continues_until_it_is_stopped(tmp_pa
     assert steps == list(range(1, len(steps) + 1))
 
 
+@pytest.mark.own_cluster
 def test_a_driver_that_was_killed_leaves_nothing_and_the_next_one_continues(tmp_path: Path) -> None:
     program = Path(__file__).parents[2] / "examples" / "rl_digits.py"
     command = [sys.executable, str(program), "--steps", "9", "--groups", "--save-every", "2", "--output", str(tmp_path)]
@@ -404,6 +406,7 @@ def test_a_driver_that_was_killed_leaves_nothing_and_the_next_one_continues(tmp_
     assert [line["step"] for line in lines] == list(range(1, 10))
 
 
+@pytest.mark.own_cluster
 def test_a_run_ends_at_a_signal_with_what_it_has_done_and_leaves_nothing(tmp_path: Path) -> None:
     program = Path(__file__).parents[2] / "examples" / "rl_digits.py"
     command = [sys.executable, str(program), "--steps", "500", "--groups", "--output", str(tmp_path / "out")]
@@ -448,6 +451,7 @@ class Worker(rl.BaseRolloutWorker):
 """
 
 
+@pytest.mark.own_cluster
 def test_a_run_of_the_guide_ends_at_ctrl_c_with_the_update_under_way(tmp_path: Path) -> None:
     recipe = tmp_path / "guide.yaml"
     recipe.write_text(GUIDE_RECIPE)
@@ -495,6 +499,7 @@ trio.run(run(6, deterministic=True, output=Path(sys.argv[1]), save_every=2, prog
 """
 
 
+@pytest.mark.own_cluster
 def test_a_deterministic_run_whose_driver_was_killed_has_the_weights_of_one_that_was_not(tmp_path: Path) -> None:
     trio.run(run(6, deterministic=True, output=tmp_path / "straight", save_every=2).main)
     command = [sys.executable, "-c", DETERMINISTIC, str(tmp_path / "killed")]
@@ -604,6 +609,7 @@ trio.run(run(1, trainer=None, data=ROWS[:80], output=Path(sys.argv[1]), progress
 """
 
 
+@pytest.mark.own_cluster
 def test_a_run_that_collects_repeats_no_sample_when_its_driver_or_pool_is_killed(tmp_path: Path) -> None:
     command = [sys.executable, "-c", COLLECTOR, str(tmp_path)]
     file = tmp_path / "rollouts.jsonl"

@@ -25,6 +25,7 @@ RANK = "fray:TrainerRan"
 needs_torch = [
     pytest.mark.torch,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch: make test-rl"),
+    pytest.mark.usefixtures("warm_cluster"),
 ]
 
 

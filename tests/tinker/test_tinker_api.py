@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import trio
 
-import fray
 from fray import rl, tinker
 from fray.tinker.http_client import JsonConnection, JsonReply
 from fray.tinker.wire.messages import MESSAGES
+from tests.tinker.services import warm_cluster
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -61,7 +61,7 @@ class Api:
 
 async def with_service(directory: Path, converse: Callable[[str, str, str], None], **options: Any) -> None:
     """Call `converse` in a thread with the address and the keys of two users."""
-    async with fray.open_cluster("machine?nodes=1&cpu=4", logs=False) as cluster:
+    async with warm_cluster() as cluster:
         serving = tinker.serve(models=[MODEL], threads=1, directory=directory, cluster=cluster, auth=True, **options)
         async with serving as service:
             keys = [(await service.create_key(name)).replace("otk_", "tml-") for name in ("ada", "bob")]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import trio
 
-import fray
 from fray import tinker
+from tests.tinker.services import warm_cluster
 from tests.tinker.test_tinker_api import MODEL, Api
 
 openai = pytest.importorskip("openai")
@@ -30,7 +30,7 @@ def saved_weights(api: Api) -> str:
 
 async def test_the_openai_client_samples_what_the_tinker_api_samples(tmp_path: Path) -> None:
     async with (
-        fray.open_cluster("machine?nodes=1&cpu=4", logs=False) as cluster,
+        warm_cluster() as cluster,
         tinker.serve(models=[MODEL], threads=1, directory=tmp_path, cluster=cluster, auth=True) as service,
     ):
         keys = [(await service.create_key(name)).replace("otk_", "tml-") for name in ("ada", "bob")]

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import trio
 
-import fray
 from fray import rl, tinker
+from tests.tinker.services import warm_cluster
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -201,7 +201,7 @@ def check_other_methods(found: dict[str, Any], version: str, model: str, losses:
 async def test_the_sdk_trains_samples_saves_and_loads(version: str, tmp_path: Path) -> None:
     python, model = sdk(version), str(tmp_path / "model")
     await trio.to_thread.run_sync(save_with_tokenizer, MODEL, Path(model))
-    async with fray.open_cluster("machine?nodes=1&cpu=4", logs=False) as cluster:
+    async with warm_cluster() as cluster:
         directory = tmp_path / "service"
         # By its whole path, where a sampler's get_tokenizer looks for it.
         serving = tinker.serve(models={model: model}, threads=1, directory=directory, cluster=cluster, auth=True)
@@ -294,7 +294,7 @@ async def test_kills_of_engine_and_service_change_no_result(tmp_path: Path) -> N
     python = sdk("0.38")
     result: dict[str, Any] = {}
     async with (
-        fray.open_cluster("machine?nodes=1&cpu=4", logs=False) as cluster,
+        warm_cluster() as cluster,
         tinker.serve(models=[MODEL], threads=1, directory=tmp_path, cluster=cluster) as service,
         trio.open_nursery() as nursery,
     ):
@@ -328,7 +328,7 @@ async def test_the_example_of_supervised_training_learns(tmp_path: Path) -> None
     spec = rl.TinyLlama(layers=2, width=64, chars="0123456789 :$copy")
     await trio.to_thread.run_sync(save_with_tokenizer, spec, model)
     async with (
-        fray.open_cluster("machine?nodes=1&cpu=4", logs=False) as cluster,
+        warm_cluster() as cluster,
         tinker.serve(models=[str(model)], threads=1, directory=tmp_path / "service", cluster=cluster) as service,
     ):
         command = [str(python), str(ROOT / "examples/tinker_sft.py"), service.url]

@@ -19,6 +19,7 @@ from fray.rl.journal_file import read_failures
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch: make test-rl"),
+    pytest.mark.usefixtures("warm_cluster"),
 ]
 MODEL = rl.TinyLlama(layers=1, width=16, mlp=32)
 EXAMPLES = Path(__file__).parents[3] / "examples"

@@ -16,6 +16,7 @@ from fray.rl.rollout_worker import WorkerEpisode
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch: make test-rl"),
+    pytest.mark.usefixtures("warm_cluster"),
 ]
 MODEL = rl.TinyLlama(layers=1, width=16, mlp=32)
 ROWS = [{"prompt": f"{number}>"} for number in range(10)]

@@ -19,6 +19,7 @@ from tests.rl.test_run_with_torch import MODEL, NAMES, first_is_1, processes, ru
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch: make test-rl"),
+    pytest.mark.usefixtures("warm_cluster"),
 ]
 
 

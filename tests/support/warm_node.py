@@ -1,0 +1,27 @@
+"""``fray-node`` whose zygote has imported torch and made a model, for `tests.support.warm_cluster`."""
+
+from __future__ import annotations
+
+import sys
+
+from fray.node import daemon
+from fray.node.main import main
+
+WARM = (
+    "fray.rl.tensors.engine",
+    "fray.rl.tensors.policy_trainer",
+    "fray.rl.tensors.adapter_trainer",
+    "tests.support.warm_node:make_model",
+)
+
+
+def make_model() -> None:
+    """Import what a model of a known architecture needs, which is half of the time that torch and Transformers take."""
+    from transformers import LlamaForCausalLM
+
+    assert LlamaForCausalLM
+
+
+if __name__ == "__main__":
+    daemon.PRELOAD += WARM
+    sys.exit(main())
