@@ -21,6 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fray.rl.gateway.agent_address import AgentUrl
     from fray.rl.gateway.agent_gateway import agent_url
     from fray.rl.inference.client import LLM, ModelReply
     from fray.rl.inference.service_client import LLMServiceClient
@@ -75,6 +76,7 @@ _MODULES = {
     "ActivityTrackerProxy": "nexrl.activity_tracker",
     "ActorWrapper": "nexrl.resource_manager",
     "AgentRolloutWorker": "rollout_worker",
+    "AgentUrl": "gateway.agent_address",
     "BaseDataLoader": "nexrl.data_loader",
     "BaseEvaluationTarget": "rollout_worker",
     "BaseNexAURolloutWorker": "rollout_worker",
@@ -140,6 +142,7 @@ __all__ = [
     "ActivityTrackerProxy",
     "ActorWrapper",
     "AgentRolloutWorker",
+    "AgentUrl",
     "BaseDataLoader",
     "BaseEvaluationTarget",
     "BaseNexAURolloutWorker",

@@ -36,7 +36,7 @@ from fray.rl.records.run_files import JOURNAL_DIRECTORY, STATUS_PERIOD_S, RunRec
 from fray.rl.records.run_log import RunLog
 from fray.rl.records.run_requests import RunRequest, answer_requests
 from fray.rl.rollout.process import RolloutProcess
-from fray.rl.run_parts import RESTARTS, RunParts
+from fray.rl.run_parts import RESTARTS, RunParts, with_access
 from fray.rl.train.errors import EpisodesFailed
 from fray.rl.train.settings import GRPO
 from fray.rl.trainer_gang import TrainerGang
@@ -128,6 +128,7 @@ class RunController:
         return None if self._coordinator is None else await self._ask("status")
 
     async def _run(self) -> RunStatus:
+        self._parts = await trio.to_thread.run_sync(with_access, self._parts)
         with RunRecorder(self._parts) as recorder:
             status = await self._run_recorded(recorder)
         await self._upload_records()
@@ -496,6 +497,7 @@ class RunController:
                     if parts.http is not None:
                         port = parts.http.port + _index(server.name)
                         nursery.start_soon(self._serve, handle.serve_http, evolve(parts.http, port=port))
+                        nursery.start_soon(self._serve, partial(self._say_url, server.name, handle))
                     if parts.weight_sync is WeightSync.NETWORK:
                         nursery.start_soon(self._serve, handle.serve_weights)
                 else:
@@ -560,6 +562,9 @@ class RunController:
             return  # its monitor reports it
         except OSError as error:
             self._log.note(str(error))
+
+    async def _say_url(self, name: str, handle: Any) -> None:
+        self._log.note(f"{name} answers HTTP at {await handle.http_url()}")
 
     async def _load_weights(self, server: ServerRecord, handle: Any) -> None:
         """Load the target version whenever the server shall have it and has not."""

@@ -29,6 +29,7 @@ from fray.rl.core.tasks import TaskOrder
 from fray.rl.core.validation import ValidationPlan
 from fray.rl.core.versions import SyncMode
 from fray.rl.data import Data, fingerprint_of, load_rows
+from fray.rl.http_access.access import check_host
 from fray.rl.inference.client import sampling_of
 from fray.rl.inference.decoding import InterruptMode
 from fray.rl.inference.http_settings import HttpPort
@@ -86,9 +87,12 @@ class Run:
         rollout_workers: episodes at once. Default 64.
         rollout_processes: processes among which they are spread. Default: one for each 64.
         inference_servers: number of servers. Default 1.
-        inference_port: HTTP port on loopback of the first server, with OpenAI's API; the next ones have the ports after
-            it. Default None: they have none. See docs/rl-agents.md.
+        inference_port: HTTP port of the first server, with OpenAI's API; the next ones have the ports after it. Default
+            None: they have none. See docs/rl-agents.md.
         inference_key: key for the routes that pause servers and load weights. Default None: they are off.
+        http_host: where those ports and `agent_url` are reached. Default ``"127.0.0.1"``: on the same machine.
+            ``"auto"``: at the address of each machine, with TLS and a key, which are in ``output/http``; a name or
+            address of this machine: as that.
         max_length: tokens of a prompt and its response together that servers allow. Default None: those of the model.
         max_prompt_length: tokens of the first prompt of an episode; a task with a longer one is dropped, and counted.
             Default None: as many as leave room for a response.
@@ -172,6 +176,7 @@ class Run:
     inference_servers: int = 1
     inference_port: int | None = None
     inference_key: str | None = field(default=None, repr=False)
+    http_host: str = "127.0.0.1"
     max_length: int | None = None
     max_prompt_length: int | None = None
     sync: str = "sync"
@@ -416,6 +421,7 @@ def _check_settings(run: Run) -> None:
         raise InvalidRequest(f"invalid inference_port {port!r}: {text}")
     if run.inference_key is not None and port is None:
         raise InvalidRequest("inference_key is for the HTTP ports of servers: expected inference_port=8000, too")
+    check_host("http_host", run.http_host)
     if unknown := set(run.resources) - {"trainer", "server", "rollout", "controller"}:
         known = "trainer, server, rollout or controller"
         raise InvalidRequest(f"invalid key {min(unknown)!r} of resources; expected {known}")
@@ -563,6 +569,7 @@ def _parts_of(run: Run) -> RunParts:
         processes,
         run.inference_servers,
         http=None if run.inference_port is None else HttpPort(run.model, run.inference_port, key=run.inference_key),
+        http_host=run.http_host,
         weight_sync=WeightSync(run.weight_sync),
         interrupt=run.interrupt,
         freezes=run.freeze_for_weight_sync,

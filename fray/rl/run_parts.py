@@ -8,13 +8,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from fray.model.monitoring.health import HealthCheck
 from fray.model.resources import GpuConfig, ResourceConfig
 from fray.model.specs import ActorConfig
 from fray.rl.checkpoint_store import CheckpointStore, DirectoryCheckpoints, StoredCheckpoints
 from fray.rl.core.run_record import RunPlan
+from fray.rl.http_access.access import LOOPBACK, load_access, make_access
 from fray.rl.inference.http_settings import HttpPort
 from fray.rl.model_spec import ModelSpec
 from fray.rl.rollout.process import EpisodePlan
@@ -49,6 +50,7 @@ class RunParts:
         slots: requests that a server decodes at once.
         max_length: tokens of a prompt and its response together that servers allow; None: those of the model.
         http: HTTP port of the first server; the next ones have the ports after it. None: they have none.
+        http_host: at which HTTP ports and sessions of agents are reached; with `OWN_ADDRESS`, that of each machine.
         weight_sync: way of the weights to the servers.
         interrupt: what becomes of requests in flight when a server loads weights: ``keep``, ``wait`` or ``abort``.
         freezes: whether a server that has not loaded the newest weights gets no new requests.
@@ -101,6 +103,7 @@ class RunParts:
     device: str | None = None
     interrupt: str = "keep"
     freezes: bool = False
+    http_host: str = LOOPBACK[0]
 
     @property
     def health(self) -> HealthCheck:
@@ -154,6 +157,21 @@ class RunParts:
         """Directory of the files by which servers get weights; None: they get them otherwise."""
         is_used = self.weight_sync is WeightSync.DISK
         return self.output / "weights" if is_used and self.output is not None else None
+
+
+def with_access(parts: RunParts) -> RunParts:
+    """Return the parts of a run that starts: its HTTP ports beyond loopback get an authority and a key. Blocks.
+
+    Raises:
+        InvalidRequest: those in the output directory are damaged.
+        OSError: they cannot be written there.
+    """
+    host, output = parts.http_host, parts.output
+    if host in LOOPBACK:
+        return parts
+    access = make_access(host) if output is None else load_access(host, output)
+    http = None if parts.http is None else evolve(parts.http, access=access)
+    return evolve(parts, http=http, episodes=evolve(parts.episodes, access=access))
 
 
 def device_of(reserved: ResourceConfig | None, chosen: str | None = None) -> str:

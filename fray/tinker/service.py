@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from attrs import frozen
+from attrs import evolve, frozen
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
@@ -25,6 +25,8 @@ from fray.errors import ActorDied, InvalidRequest
 from fray.http_server import HttpAddress, serve_http
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig
+from fray.rl.http_access.access import ACCESS_DIRECTORY, AUTHORITY_FILE, LOOPBACK, WILDCARDS, check_host, load_authority
+from fray.rl.http_access.place import place_of, reached_at
 from fray.rl.model_spec import ModelSpec, TinyLlama
 from fray.tinker.api_store import TinkerStore
 from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits
@@ -50,7 +52,6 @@ PORT_S = 30.0
 PORT_RETRY_S = 0.1
 SERVE_RETRY_S = 0.05
 """Pause before an incarnation of the service that has come, or comes, is asked to serve."""
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 @frozen
@@ -66,7 +67,8 @@ class ServiceSettings:
         threads: of each engine's computation.
         resources: that each engine reserves.
         session_s: seconds without a heartbeat after which a session of the Tinker API ends.
-        tls: files with the certificate and its key; None: HTTP without TLS.
+        tls: files with the certificate and its key.
+        has_own_authority: without ``tls``, certificates are of an authority in the directory; else HTTP without TLS.
     """
 
     directory: Path
@@ -78,6 +80,7 @@ class ServiceSettings:
     resources: ResourceConfig | None
     session_s: float
     tls: tuple[Path, Path] | None = None
+    has_own_authority: bool = False
 
 
 class TrainingService:
@@ -125,14 +128,12 @@ class TrainingService:
         async with trio.open_nursery() as nursery:
             await nursery.start(self._jobs.run, current_cluster())
             await nursery.start(self._runs.run, current_cluster())
-            tls = _tls_context(*settings.tls) if settings.tls else None
-            address = await self._start_server(
-                nursery, partial(serve_http, app, host=settings.host, port=port, tls=tls)
-            )
+            host, bind, tls, certificate = await trio.to_thread.run_sync(_place_of, settings)
+            address = await self._start_server(nursery, partial(serve_http, app, host=bind, port=port, tls=tls))
             if last_port != address.port:
                 port_file.write_text(str(address.port))
+            address = evolve(address, host=host)
             self._url = address.url
-            certificate = str(settings.tls[0]) if settings.tls else ""
             access = OperatorAccess(address.url, self._jobs.operator_key, certificate)
             write_operator_file(settings.directory, access)
             self._ready.set()
@@ -203,10 +204,13 @@ class RunningService:
         actor: its actor.
         directory: of its store.
         models: names of its models.
+        ca_file: certificate of its own authority, which clients trust; None: it has none.
     """
 
-    def __init__(self, url: str, actor: Any, directory: Path, models: tuple[str, ...]) -> None:
-        self.url, self._actor, self.directory, self.models = url, actor, directory, models
+    def __init__(
+        self, url: str, actor: Any, directory: Path, models: tuple[str, ...], ca_file: Path | None = None
+    ) -> None:
+        self.url, self._actor, self.directory, self.models, self.ca_file = url, actor, directory, models, ca_file
 
     async def status(self) -> dict[str, Any]:
         """Return numbers about the service and its jobs, as `TrainingService.status`."""
@@ -246,6 +250,19 @@ def named_models(models: Sequence[ModelSpec] | Mapping[str, ModelSpec]) -> dict[
     if not named:
         raise InvalidRequest("models=[]: a service has at least one, such as models=['Qwen/Qwen3-0.6B']")
     return named
+
+
+def _place_of(settings: ServiceSettings) -> tuple[str, str, ssl.SSLContext | None, str]:
+    """Return the host of the URL, the address to listen at, the context, and the file of a certificate to trust."""
+    if settings.has_own_authority:
+        place = place_of(settings.host, load_authority(settings.directory))
+        return place.host, place.bind, place.tls, str(_authority_file(settings.directory))
+    tls = _tls_context(*settings.tls) if settings.tls else None
+    return *reached_at(settings.host), tls, str(settings.tls[0]) if settings.tls else ""
+
+
+def _authority_file(directory: Path) -> Path:
+    return directory / ACCESS_DIRECTORY / AUTHORITY_FILE
 
 
 def _tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
@@ -289,7 +306,7 @@ async def serve(
         directory: store, snapshots and checkpoints; all machines with engines must reach it. Default: that of
             `fray.tinker.operations.operator_file.default_directory`, where commands look for it.
         cluster: where it runs. Default: the cluster that is open.
-        host: address to listen on.
+        host: address to listen on; ``"auto"``: that by which other machines reach the one where it runs.
         port: 0: any free one.
         auth: keys are required. Default: beyond loopback.
         open_registration: ``POST /register`` makes users. Default: on loopback.
@@ -299,22 +316,20 @@ async def serve(
         session_s: seconds without a heartbeat after which a session of the Tinker API ends.
         user_limits: of each user. Default: `fray.tinker.core.limits.UserLimits()`.
         client_grace_s: seconds without a request after which a job whose client is gone ends; 0: never. Default: 1 h.
-        tls: files (PEM) with the certificate of the service and its key; required beyond loopback.
+        tls: files (PEM) with the certificate of the service and its key. Default: beyond loopback, one by an authority
+            of its own, ``DIRECTORY/http/ca.pem``, which clients trust.
         insecure: for tests: no TLS beyond loopback.
 
     Raises:
-        InvalidRequest: no models or two of one name, a directory that another service uses, keys switched off or no TLS
-            beyond loopback, or a certificate that cannot be used.
+        InvalidRequest: no models or two of one name, a directory that another service uses, keys switched off beyond
+            loopback, a host that is none, or a certificate that cannot be used.
         ExceptionGroup: of OSError: the port is taken.
     """
     is_loopback = host in LOOPBACK
     if auth is False and not is_loopback:
         raise InvalidRequest(f"auth=False with host={host!r}: beyond loopback keys are required")
-    if tls is None and not is_loopback and not insecure:
-        raise InvalidRequest(
-            f"host={host!r}: beyond loopback TLS is required, for keys and batches would be readable on the way; give "
-            "tls=(certificate, key), or fray tinker serve --tls-cert FILE --tls-key FILE"
-        )
+    if host not in WILDCARDS:
+        check_host("host", host)
     files = None if tls is None else (await _absolute(tls[0]), await _absolute(tls[1]))
     if files is not None:
         # Refused here, and not by each start of the service.
@@ -330,9 +345,13 @@ async def serve(
         client_grace_s=client_grace_s,
     )
     named = await trio.to_thread.run_sync(named_models, models)
+    place = await _absolute(directory or default_directory())
+    has_authority = files is None and not is_loopback and not insecure
+    if has_authority:
+        await trio.to_thread.run_sync(load_authority, place)
     settings = ServiceSettings(
-        await _absolute(directory or default_directory()),
-        *(host, port, limits, named, threads, resources, session_s, files),
+        *(place, host, port, limits, named, threads, resources, session_s, files),
+        has_own_authority=has_authority,
     )
     async with (
         (cluster or current_cluster()).open_scope("tinker") as scope,
@@ -342,7 +361,8 @@ async def serve(
         actor: Any = await scope.create_actor(TrainingService, settings, name="tinker-service", actor_config=config)
         await nursery.start(_keep_serving, actor)
         url = await actor.url.options(idempotent=True)()
-        yield RunningService(url, actor, settings.directory, tuple(named))
+        ca_file = _authority_file(place) if has_authority else None
+        yield RunningService(url, actor, place, tuple(named), ca_file)
         nursery.cancel_scope.cancel()
 
 

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fray import tinker
 from fray.cli.main import main
 from fray.errors import InvalidRequest
+from fray.rl.http_access.access import load_authority
 from fray.tinker.core.ledger import Ledger, LedgerFull
 from fray.tinker.core.limits import UserLimits, is_abandoned
 from fray.tinker.http_client import JsonConnection
@@ -184,7 +185,7 @@ async def test_beyond_loopback_it_is_tls_with_keys_and_closed_registration(
 ) -> None:
     chain, secret = _certificate(tmp_path)
     for options, text in (
-        ({}, "beyond loopback TLS is required"),
+        ({"auth": False}, "beyond loopback keys are required"),
         ({"tls": (chain, chain)}, "expected a certificate and its key, in PEM"),
         ({"tls": (chain, tmp_path / "none")}, "No such file or directory"),
     ):
@@ -212,3 +213,23 @@ async def test_beyond_loopback_it_is_tls_with_keys_and_closed_registration(
             assert job["job_id"] in capsys.readouterr().out
 
         await trio.to_thread.run_sync(converse)
+
+
+async def test_without_a_certificate_it_has_an_authority_of_its_own(tmp_path: Path) -> None:
+    directory, stranger = tmp_path / "s", tmp_path / "other"
+    load_authority(stranger)
+    async with running(directory, host="127.0.0.2") as (_, service):
+        assert service.url.startswith("https://127.0.0.2:")
+        key = await service.create_key("ada")
+
+        def converse() -> None:
+            own, other = str(service.ca_file), str(stranger / "http" / "ca.pem")
+            assert tinker.SchedulerClient(service.url, key, ca_file=own).list_jobs() == []
+            with pytest.raises(TrainingServiceError, match="401: Invalid API key"):
+                tinker.SchedulerClient(service.url, "other", ca_file=own).list_jobs()
+            with pytest.raises(ConnectionError, match="CERTIFICATE_VERIFY_FAILED"):
+                tinker.SchedulerClient(service.url, key, max_retries=0, ca_file=other).list_jobs()
+            assert main(["tinker", "ls", "--directory", str(directory)]) == 0
+
+        await trio.to_thread.run_sync(converse)
+    assert service.ca_file.read_bytes() == load_authority(directory).chain

@@ -26,7 +26,7 @@ def add_tinker(verbs: Verbs) -> None:
         metavar="DIR",
         help="store, snapshots and checkpoints; it continues with them (default: ~/.local/state/fray/tinker)",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--host", default="127.0.0.1", help="address, or auto: the machine's (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8765, metavar="N", help="(default: %(default)s; 0: any free one)")
     parser.add_argument("--auth", action="store_true", help="require keys on loopback, too")
     parser.add_argument("--open-registration", action="store_true", help="POST /register makes users beyond loopback")
@@ -53,7 +53,7 @@ def add_tinker(verbs: Verbs) -> None:
         metavar="SPAN",
         help="a job without requests for so long ends: 10m, 2h (default: 1h; 0: never)",
     )
-    parser.add_argument("--tls-cert", metavar="FILE", help="certificate (PEM), required beyond loopback")
+    parser.add_argument("--tls-cert", metavar="FILE", help="certificate (PEM; default: by an own authority)")
     parser.add_argument("--tls-key", metavar="FILE", help="its key (PEM)")
     parser.add_argument("--insecure", action="store_true", help="for tests: no TLS beyond loopback")
     text = "serve a game as an environment for training, until Ctrl-C: --count processes on consecutive ports"

@@ -42,9 +42,12 @@ async def serve(options: argparse.Namespace) -> int:
         async with service as running:
             keys = {name: await running.create_key(name, is_admin=True) for name in options.create_key}
             if options.json:
-                say_json({"url": running.url, "directory": str(running.directory), "keys": keys})
+                found = {"url": running.url, "directory": str(running.directory), "keys": keys}
+                say_json(found | ({"ca_file": str(running.ca_file)} if running.ca_file else {}))
             else:
                 note(f"serving {', '.join(running.models)} at {running.url}, from {running.directory}")
+                if running.ca_file is not None:
+                    note(f"clients need its certificate authority: {running.ca_file}, as ca_file or SSL_CERT_FILE")
                 for name, key in keys.items():
                     note(f"key of {name}: {key}")
             await trio.sleep_forever()

@@ -115,6 +115,31 @@ def issue_node(authority: TlsIdentity, node: str, request: bytes, now: float, li
     return _issue(authority, "fray node", names, public, ExtendedKeyUsageOID.CLIENT_AUTH, now, life_s)
 
 
+def issue_server(authority: TlsIdentity, hosts: Sequence[str], now: float, life_s: float = HOST_LIFE_S) -> TlsIdentity:
+    """Return a certificate with a key of its own for a server that is reached by these names and IP addresses.
+
+    Clients verify it as on the web; the authority's certificate is in its chain.
+
+    Raises:
+        InvalidRequest: a name cannot be in a certificate.
+    """
+    key = ec.generate_private_key(ec.SECP256R1())
+    names = [_server_name(host) for host in hosts]
+    certificate = _issue(authority, "fray", names, key.public_key(), ExtendedKeyUsageOID.SERVER_AUTH, now, life_s)
+    return TlsIdentity(certificate + authority.chain, _key_text(key))
+
+
+def _server_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(host.encode("idna").decode())
+    except ValueError as error:
+        raise InvalidRequest(f"invalid host {host!r}: {error}") from None
+
+
 def make_host(now: float, life_s: float = HOST_LIFE_S) -> TlsIdentity:
     """Return a certificate for the actors of one process, signed by itself, which callers know by its fingerprint."""
     key = ec.generate_private_key(ec.SECP256R1())

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from fray.errors import InvalidRequest
+from fray.rl.gateway.agent_address import AgentUrl, trusted_file
+from fray.rl.http_access.access import HttpAccess
+from fray.rl.http_access.place import place_of
 from fray.rl.inference.client import LLM
 
 if TYPE_CHECKING:
@@ -23,20 +26,29 @@ SESSION_ID_BYTES = 24
 
 
 class AgentGateway:
-    """Server of the sessions of a process. It listens on loopback from the first session on.
+    """Server of the sessions of a process. It listens from the first session on.
 
     Args:
         nursery: for its task.
         name: of the model.
         max_length: returns the tokens of a prompt and its reply together.
+        access: with TLS and a key, for agents on other machines, too. Default None: on loopback.
     """
 
-    def __init__(self, nursery: trio.Nursery, name: str, max_length: Callable[[], Awaitable[int]]) -> None:
-        self._nursery, self._name, self._max_length = nursery, name, max_length
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        name: str,
+        max_length: Callable[[], Awaitable[int]],
+        access: HttpAccess | None = None,
+    ) -> None:
+        self._nursery, self._name, self._max_length, self._access = nursery, name, max_length, access
         self._sessions: dict[str, AgentSession] = {}
         self._url = ""
+        self._trusted: Any = None
+        """File of the authorities that agents trust, which is removed with this."""
 
-    def open(self, llm: LLM, sampling: Mapping[str, Any], deadline: float) -> tuple[str, AgentSession]:
+    def open(self, llm: LLM, sampling: Mapping[str, Any], deadline: float) -> tuple[AgentUrl, AgentSession]:
         """Open a session; return its URL, up to and with ``/v1``.
 
         Args:
@@ -45,7 +57,7 @@ class AgentGateway:
             deadline: time of Trio at which it ends, if `close` was not called before.
 
         Raises:
-            InvalidRequest: a package is missing.
+            InvalidRequest: a package is missing, or this machine has no address for others.
             ValueError: a value of ``sampling`` is out of its range.
             OSError: no port can be listened on.
         """
@@ -59,7 +71,10 @@ class AgentGateway:
         identity = secrets.token_urlsafe(SESSION_ID_BYTES)
         self._sessions[identity] = session
         self._nursery.start_soon(session.end_at, deadline)
-        return f"{self._url}/sessions/{identity}/v1", session
+        url = f"{self._url}/sessions/{identity}/v1"
+        if self._access is None:
+            return AgentUrl(url), session
+        return AgentUrl(url, self._access.key, self._trusted.name), session
 
     def close(self, session: AgentSession) -> None:
         """End a session: its requests under way are cancelled."""
@@ -68,14 +83,20 @@ class AgentGateway:
 
     def _listen(self) -> str:
         """Listen, and start the task that serves. At once, so that `agent_url` need not be awaited."""
-        from fray.http_server import serve_http
+        from fray.http_server import HttpAddress, serve_http
         from fray.rl.inference.openai_app import api_app, api_routes
 
-        listening = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+        access, host, bind, tls, keys = self._access, "127.0.0.1", "127.0.0.1", None, list[str]()
+        if access is not None:
+            place = place_of(access.host, access.authority)
+            host, bind, tls, keys = place.host, place.bind, place.tls, [access.key]
+            self._trusted = trusted_file(access.authority.chain)
+        family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+        listening = socket.create_server((bind, 0), family=family, backlog=BACKLOG)
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
-        app = api_app(api_routes("/sessions/{session}/v1", self._find))
-        self._nursery.start_soon(partial(serve_http, app, listener=listener, end_s=0.0))
-        return f"http://127.0.0.1:{listening.getsockname()[1]}"
+        app = api_app(api_routes("/sessions/{session}/v1", self._find), keys)
+        self._nursery.start_soon(partial(serve_http, app, listener=listener, tls=tls, end_s=0.0))
+        return HttpAddress(host, listening.getsockname()[1], tls is not None).url
 
     def _find(self, path: Mapping[str, Any]) -> AgentSession:
         from fray.rl.gateway.sessions import ended_session
@@ -97,9 +118,9 @@ class EpisodeAgents:
 
     def __init__(self, gateway: AgentGateway, llm: LLM, deadline: float) -> None:
         self._gateway, self._llm, self._deadline = gateway, llm, deadline
-        self._opened: dict[str, tuple[str, AgentSession]] = {}
+        self._opened: dict[str, tuple[AgentUrl, AgentSession]] = {}
 
-    def url(self, sampling: Mapping[str, Any]) -> str:
+    def url(self, sampling: Mapping[str, Any]) -> AgentUrl:
         """Return the address of the session with these values. Errors as `AgentGateway.open`."""
         key = repr(sorted(sampling.items()))
         if key not in self._opened:
@@ -119,12 +140,14 @@ class EpisodeAgents:
 _agents: ContextVar[EpisodeAgents] = ContextVar("fray.rl.agents")
 
 
-def agent_url(task: object = None, **sampling: Any) -> str:
+def agent_url(task: object = None, **sampling: Any) -> AgentUrl:
     """Return the ``base_url`` for an OpenAI client whose requests are turns of the episode that runs.
 
     It is an address of this machine, ``http://127.0.0.1:PORT/sessions/ID/v1``, which cannot be guessed and ends
-    with the episode; called again, it returns the same one. The client needs any key, such as ``api_key="-"``, and may
-    name any model. After its last request, ``rl.score(reward=...)`` scores all turns.
+    with the episode; called again, it returns the same one. The client may name any model, and needs any key, such as
+    ``api_key="-"``. In a run with ``http_host="auto"`` it is ``https://HOST:PORT/...``, for agents on other machines,
+    too: they need its ``api_key`` and trust its ``ca_file``, which its ``env`` has as variables. After its last
+    request, ``rl.score(reward=...)`` scores all turns.
 
     Args:
         task: the task of the episode. The episode is that of the running Trio task or thread of Trio, whatever is
@@ -133,7 +156,7 @@ def agent_url(task: object = None, **sampling: Any) -> str:
             ``temperature=1.0, max_tokens=512``.
 
     Raises:
-        InvalidRequest: no episode runs here, or a package is missing.
+        InvalidRequest: no episode runs here, a package is missing, or this machine has no address for others.
         ValueError: a value of ``sampling`` is unknown or out of its range.
     """
     agents = _agents.get(None)

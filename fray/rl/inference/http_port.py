@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import secrets
 import ssl
 import time
@@ -19,9 +18,10 @@ from starlette.routing import Route
 
 from fray.net.tls.identity import server_context
 from fray.rl.core.versions import VersionName
+from fray.rl.http_access.place import advertised_host, wildcard_for
 from fray.rl.inference.chat_messages import checked_messages
 from fray.rl.inference.http_settings import HttpPort, WeightAddress
-from fray.rl.inference.openai_app import answering, api_app, api_routes, body_of, json_of, unless_left
+from fray.rl.inference.openai_app import answering, api_app, api_routes, body_of, json_of, shows_key, unless_left
 from fray.rl.inference.openai_requests import ApiError
 from fray.rl.inference.served_model import ServedModel, TokenServer
 from fray.rl.model_spec import model_name
@@ -86,7 +86,9 @@ def server_app(server: ServedEngine, settings: HttpPort) -> Starlette:
             Route("/metrics", answering(metrics)),
             Route("/tokenize", answering(tokenize), methods=["POST"]),
             *control.routes(),
-        ]
+        ],
+        # Whoever may change the server may use it.
+        keys=[] if settings.access is None else [settings.access.key, *filter(None, [settings.key])],
     )
 
 
@@ -168,9 +170,8 @@ class _Control:
         if self.key is None:
             text = f"{request.url.path} is off: the server was started without a key for control routes"
             raise ApiError(text, status=403, code="control_off")
-        shown = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(shown.encode(), self.key.encode()):
-            text = f"{request.url.path} needs the key of the run: Authorization: Bearer KEY"
+        if not shows_key(request, self.key):
+            text = f"{request.url.path} needs the key for control routes: Authorization: Bearer KEY"
             raise ApiError(text, status=401, code="invalid_api_key")
 
 
@@ -202,7 +203,7 @@ async def serve_weight_port(
         tls, certificate = server_context(identity), identity.chain
     key = secrets.token_urlsafe(KEY_BYTES)
     app = api_app([Route("/update_weights", answering(_Control(server, key).update), methods=["POST"])])
-    bound = ("::" if ":" in own else "0.0.0.0") if own else "127.0.0.1"
+    bound = wildcard_for(own) if own else "127.0.0.1"
     async with trio.open_nursery() as nursery:
         address: HttpAddress = await nursery.start(partial(serve_http, app, host=bound, tls=tls))
         url = HttpAddress(own or bound, address.port, tls is not None).url
@@ -214,8 +215,7 @@ def _own_place() -> tuple[str, bool]:
     runtime = current_or_none()
     if runtime is None:
         return "", True
-    host = host_of(runtime)
-    return host.advertise(), host.has_tls
+    return advertised_host(), host_of(runtime).has_tls
 
 
 def metrics_text(status: dict[str, Any]) -> str:

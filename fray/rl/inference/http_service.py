@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import ssl
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -31,13 +32,14 @@ class HttpBackend:
     A repeated request has the id of the first (``X-Request-Id``): a Fray server that has it already runs it once.
 
     Args:
-        settings: ``url`` or ``base_url``, ``api_key``, ``max_retries``, ``timeout_s``.
+        settings: ``url`` or ``base_url``, ``api_key``, ``max_retries``, ``timeout_s``, and ``ca_file``, the authority
+            of the service's certificate, such as ``output/http/ca.pem`` of a run (default: those of the system).
         has_token_ids: the service is vLLM's or Fray's, which returns token ids and logprobs; answers then have
             ``nexrl_train``.
         transport: of httpx; None: the network.
 
     Raises:
-        InvalidRequest: there is no URL.
+        InvalidRequest: there is no URL, or the file of the authority cannot be read.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class HttpBackend:
         self._client = httpx.Client(
             base_url=f"{str(url).rstrip('/')}/",
             headers={"Authorization": f"Bearer {key}"} if key else {},
+            verify=_context_of(settings.get("ca_file")),
             timeout=httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s)),
             limits=httpx.Limits(max_connections=None),
             transport=transport,
@@ -93,6 +96,16 @@ class HttpBackend:
             backoff_s = min(BACKOFF_S * 2**attempt, BACKOFF_LIMIT_S)
             time.sleep(backoff_s * random.uniform(0.5, 1.5))
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _context_of(ca_file: Any) -> ssl.SSLContext | bool:
+    if not ca_file:
+        return True
+    try:
+        return ssl.create_default_context(cafile=str(ca_file))
+    except OSError as error:
+        reason = "expected certificates in PEM" if isinstance(error, ssl.SSLError) else error.strerror
+        raise InvalidRequest(f"invalid ca_file {str(ca_file)!r} of the inference service: {reason}") from None
 
 
 def _json(answer: httpx.Response) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
+from fray.rl.http_access.access import HttpAccess
 from fray.rl.model_spec import ModelSpec
 
 
@@ -24,16 +25,19 @@ class WeightAddress:
 
 @frozen
 class HttpPort:
-    """Port of an inference server, on loopback: other machines cannot reach it.
+    """Port of an inference server.
 
     Args:
         model: for its tokenizer.
         port: 0 lets the system choose.
         name: of the model, for clients. Default: that of ``model``.
         key: that requests to control routes show; None: those routes are off.
+        access: with TLS and a key for all routes, which other machines can reach. Default None: on loopback, which they
+            cannot, without TLS; and only control routes need a key.
     """
 
     model: ModelSpec
     port: int = 0
     name: str | None = None
     key: str | None = field(default=None, repr=False)
+    access: HttpAccess | None = None

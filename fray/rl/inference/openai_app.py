@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import logging
 import time
@@ -14,9 +15,11 @@ import trio
 from attrs import frozen
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fray.errors import FrayError, InvalidRequest
 from fray.rl.inference.openai_requests import ApiError, ApiRequest, Kind, parse_request
@@ -29,6 +32,8 @@ from fray.rl.tokenizers import Tokenizer
 BODY_LIMIT_BYTES = 16 << 20
 """Bytes of the body of a request."""
 REQUEST_ID_LIMIT_CHARACTERS = 200
+OPEN_PATHS = frozenset(("/health",))
+"""Paths that need no key: balancers ask there, and learn nothing but that it answers, and its version."""
 
 T = TypeVar("T")
 PromptEvent: TypeAlias = tuple[int, TokenEvent | ModelReply]
@@ -102,9 +107,39 @@ FindModels: TypeAlias = Callable[[Request], ApiModels]
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
-def api_app(routes: Sequence[BaseRoute]) -> Starlette:
-    """Return an app whose errors have OpenAI's shape."""
-    return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+def api_app(routes: Sequence[BaseRoute], keys: Sequence[str] = ()) -> Starlette:
+    """Return an app whose errors have OpenAI's shape.
+
+    Args:
+        routes: its routes.
+        keys: of which each request shows one, except at `OPEN_PATHS`. Default: none is needed.
+    """
+    middleware = [Middleware(_KeyCheck, keys=tuple(keys))] if keys else []
+    return Starlette(routes=routes, middleware=middleware, exception_handlers={HTTPException: _http_error})
+
+
+def shows_key(request: Request, *keys: str) -> bool:
+    """Return whether a request shows one of these keys: ``Authorization: Bearer KEY``."""
+    scheme, _, shown = request.headers.get("authorization", "").partition(" ")
+    # Of each the same time, whichever it is.
+    found = [hmac.compare_digest(shown.strip().encode(), key.encode()) for key in keys]
+    return scheme.lower() == "bearer" and any(found)
+
+
+class _KeyCheck:
+    """App that refuses requests without a key, before their body is read."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app, self._keys = app, keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or shows_key(Request(scope), *self._keys):
+            await self._app(scope, receive, send)
+            return
+        text = (
+            "this port needs the key of the run: Authorization: Bearer KEY, which an OpenAI client sends as its api_key"
+        )
+        await error_response(ApiError(text, status=401, code="invalid_api_key"))(scope, receive, send)
 
 
 def api_routes(prefix: str, find: FindModel) -> list[BaseRoute]:

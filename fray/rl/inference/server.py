@@ -11,10 +11,12 @@ from functools import partial
 from typing import Any
 
 import trio
+from attrs import evolve
 
 from fray.api.actors.current_actor import CurrentActor, current_actor
 from fray.errors import ActorFailed, FrayError, InvalidRequest
 from fray.rl.core.versions import VersionName
+from fray.rl.http_access.place import place_of
 from fray.rl.inference.decoding import (
     Decoder,
     DecodingEngine,
@@ -286,10 +288,11 @@ class InferenceServer:
     # HTTP ------------------------------------------------------------------------------------------------------------
 
     async def serve_http(self, settings: HttpPort) -> None:
-        """Serve OpenAI's API and control routes at a port of loopback, until cancelled.
+        """Serve OpenAI's API and control routes until cancelled, on loopback or as the settings' ``access`` says.
 
         Raises:
-            InvalidRequest: a package or the tokenizer of the model is missing.
+            InvalidRequest: a package or the tokenizer of the model is missing, or this machine has no address for
+                others.
             OSError: the port cannot be listened on.
         """
         try:
@@ -298,13 +301,15 @@ class InferenceServer:
         except ImportError as error:
             raise InvalidRequest(f"the HTTP port needs {error.name}: pip install 'fray[rl]'") from None
         app = server_app(self, settings)
+        place = None if settings.access is None else place_of(settings.access.host, settings.access.authority)
+        bind, tls = ("127.0.0.1", None) if place is None else (place.bind, place.tls)
         async with trio.open_nursery() as nursery:
-            address: HttpAddress = await nursery.start(partial(serve_http, app, port=settings.port))
-            self._url = address.url
+            address: HttpAddress = await nursery.start(partial(serve_http, app, host=bind, port=settings.port, tls=tls))
+            self._url = address.url if place is None else evolve(address, host=place.host).url
             self._listens.set()
 
     async def http_url(self) -> str:
-        """Return ``http://127.0.0.1:PORT``, when `serve_http` listens."""
+        """Return ``http://127.0.0.1:PORT``, or ``https://HOST:PORT`` for other machines, when `serve_http` listens."""
         await self._listens.wait()
         return self._url
 

@@ -15,6 +15,7 @@ from fray.api.actors.current_actor import current_actor
 from fray.api.actors.handle import ActorHandle
 from fray.errors import ActorDied
 from fray.rl.gateway.agent_gateway import AgentGateway, EpisodeAgents
+from fray.rl.http_access.access import HttpAccess
 from fray.rl.inference.client import LLM, ModelReply
 from fray.rl.inference.requests import Completion, GenerateRequest, PromptTooLong
 from fray.rl.messages import SampleResult, ServerRoute, TaskGrant, TaskResult, repeatable
@@ -64,6 +65,7 @@ class EpisodePlan:
             that leave room for a response.
         model_tag: of the model of the run; trajectories with another one are left out.
         group_keys: keys of trajectories, or of their rows, by which samples are grouped; none: by rows.
+        access: to sessions of agents from other machines; None: they are on loopback.
     """
 
     rollout: Episode
@@ -77,6 +79,7 @@ class EpisodePlan:
     max_prompt_length: int | None = None
     model_tag: str = DEFAULT_MODEL_TAG
     group_keys: tuple[str, ...] = ()
+    access: HttpAccess | None = None
 
 
 class RolloutProcess:
@@ -107,7 +110,9 @@ class RolloutProcess:
         async with trio.open_nursery() as nursery:
             batches = RequestBatches(nursery)
             self._servers = ServerChoice(batches.generate, batches.give_up, _max_length)
-            self._gateway = AgentGateway(nursery, model_name(self._plan.model), self._servers.max_length)
+            self._gateway = AgentGateway(
+                nursery, model_name(self._plan.model), self._servers.max_length, self._plan.access
+            )
             nursery.start_soon(self._follow_routes)
             nursery.start_soon(self._deliver)
             nursery.start_soon(self._stop_at_preemption, nursery.cancel_scope)

@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import os
+import socket
+import ssl
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +98,67 @@ def test_agents_are_trained_on_the_turns_that_the_servers_recorded() -> None:
     assert len(found["asyncio"]) == 2
     assert [one["loss_mask"] for one in found["process"]] == [[0, 0, 1, 1]]
     assert all(len(one["logprobs"]) == len(one["tokens"]) for one in result.trajectories)
+
+
+WITH_VARIABLES = """
+import json, os, urllib.request
+body = {"messages": [{"role": "user", "content": "7>"}], "max_tokens": 2, "ignore_eos": True}
+key = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+request = urllib.request.Request(url, json.dumps(body).encode(), key)
+json.load(urllib.request.urlopen(request))
+"""
+
+
+def status_of(url: rl.AgentUrl, path: str, key: str) -> int:
+    body, context = (
+        json.dumps({"prompt": "7>", "max_tokens": 1}).encode(),
+        ssl.create_default_context(cafile=url.ca_file),
+    )
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        request = urllib.request.Request(f"{path}/completions", body, headers)
+        with urllib.request.urlopen(request, context=context) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+async def solve_elsewhere(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
+    url = rl.agent_url(task)
+    assert url.startswith("https://127.0.0.2:")
+    assert url.api_key not in repr(url)
+    await trio.run_process([sys.executable, "-c", WITH_VARIABLES], env={**os.environ, **url.env})
+    server = f"https://127.0.0.2:{task['port']}/v1"
+    asked = [(url, ""), (url, "other"), (url, url.api_key), (server, "other"), (server, url.api_key)]
+    answers = [await trio.to_thread.run_sync(status_of, url, *each) for each in asked]
+    return rl.score(reward=1.0, answers=answers, turns=len(llm.replies))
+
+
+def test_agents_and_clients_on_other_machines_use_tls_and_the_key_of_the_run(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.2", 0)) as free:
+        port = free.getsockname()[1]
+    run = rl.Run(
+        model=MODEL,
+        data=[{"port": port}],
+        rollout=solve_elsewhere,
+        trainer=None,
+        max_attempts=1,
+        http_host="127.0.0.2",
+        inference_port=port,
+        output=tmp_path,
+        progress=False,
+    )
+    result = trio.run(run.main)
+    assert result.status is not None
+    assert result.status.dropped == {"collected": 1}, result.status.last_failure
+    found = {(one["turns"], *one["answers"]) for one in result.trajectories}
+    # Requests to a server itself are of no episode.
+    assert found == {(2, 401, 401, 200, 401, 200)}
+    key = (tmp_path / "http" / "key").read_text()
+    others = [one for one in tmp_path.rglob("*") if one.is_file() and one != tmp_path / "http" / "key"]
+    assert others
+    assert not [one for one in others if key.encode() in one.read_bytes()]
 
 
 def ask_on(url: str) -> None:
