@@ -322,7 +322,7 @@ async def serve(
 
     Raises:
         InvalidRequest: no models or two of one name, a directory that another service uses, keys switched off beyond
-            loopback, a host that is none, or a certificate that cannot be used.
+            loopback, an invalid host, or a certificate that cannot be used.
         ExceptionGroup: of OSError: the port is taken.
     """
     is_loopback = host in LOOPBACK

@@ -26,7 +26,7 @@ NAME = "fray HTTP ports"
 
 @frozen
 class HttpAccess:
-    """How HTTP ports are reached from other machines.
+    """Access to HTTP ports from other machines.
 
     Args:
         host: name or address of the machine, or `OWN_ADDRESS`, or one of `WILDCARDS`.

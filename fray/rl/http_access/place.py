@@ -21,7 +21,7 @@ LABEL_CHARACTERS = 63
 
 @frozen
 class HttpPlace:
-    """Where a process listens for other machines.
+    """Place at which a process listens for other machines.
 
     Attributes:
         host: name or address for URLs.

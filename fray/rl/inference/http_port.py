@@ -87,7 +87,7 @@ def server_app(server: ServedEngine, settings: HttpPort) -> Starlette:
             Route("/tokenize", answering(tokenize), methods=["POST"]),
             *control.routes(),
         ],
-        # Whoever may change the server may use it.
+        # A client that may change the server may use it, too.
         keys=[] if settings.access is None else [settings.access.key, *filter(None, [settings.key])],
     )
 

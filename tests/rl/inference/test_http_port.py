@@ -152,10 +152,10 @@ async def test_a_repeated_id_runs_once() -> None:
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "é"}]}, 400, "no token for ['é']"),
         ("/tokenize", {"text": "1"}, 400, 'expected {"prompt": "text"} or {"messages": [...]}'),
         ("/tokenize", {"messages": []}, 400, "messages: expected a list with at least one message"),
-        ("/pause", {}, 401, "/pause needs the key of the run: Authorization: Bearer KEY"),
-        ("/resume", {}, 401, "needs the key of the run"),
-        ("/update_weights", {}, 401, "needs the key of the run"),
-        ("/update_weights_from_disk", {}, 401, "needs the key of the run"),
+        ("/pause", {}, 401, "/pause needs the key for control routes: Authorization: Bearer KEY"),
+        ("/resume", {}, 401, "needs the key for control routes"),
+        ("/update_weights", {}, 401, "needs the key for control routes"),
+        ("/update_weights_from_disk", {}, 401, "needs the key for control routes"),
     ],
 )
 async def test_a_request_that_is_wrong_is_refused_and_the_server_continues(

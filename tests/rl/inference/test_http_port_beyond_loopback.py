@@ -29,7 +29,7 @@ from tests.support.counting_engine import CountingEngine
 
 pytestmark = pytest.mark.torch
 HOST = "127.0.0.2"
-"""Of this machine, and in the tests that of another one: not one of those that need no TLS."""
+"""Address of this machine that is not one of those without TLS."""
 BODY = {"prompt": "12", "max_tokens": 2}
 WITH_OPENAI = """
 import openai
