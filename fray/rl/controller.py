@@ -27,6 +27,7 @@ from fray.rl.coordinator import Coordinator
 from fray.rl.core.failures import OnError
 from fray.rl.core.server_states import BusyShare, ServerEvent, ServerFleet, ServerRecord, ServerState
 from fray.rl.core.versions import VersionName
+from fray.rl.http_access.access import HttpAccess
 from fray.rl.inference.http_settings import HttpPort
 from fray.rl.inference.model_engine import ModelEngine
 from fray.rl.inference.server import InferenceServer
@@ -671,16 +672,16 @@ class RunController:
         async with monitor(handle) as events, trio.open_nursery() as nursery:
             async for event in events:
                 if isinstance(event, Up):
-                    nursery.start_soon(_roll_out, handle)
+                    nursery.start_soon(_roll_out, handle, parts.access)
                     continue
                 await self._ask("lose_worker", event.incarnation)
                 if not event.will_restart:
                     raise event.error
 
 
-async def _roll_out(handle: Any) -> None:
+async def _roll_out(handle: Any, access: HttpAccess | None) -> None:
     try:
-        await handle.run()
+        await handle.run(access)
     except ActorDied:
         return  # its monitor reports it
 

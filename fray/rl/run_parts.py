@@ -15,7 +15,7 @@ from fray.model.resources import GpuConfig, ResourceConfig
 from fray.model.specs import ActorConfig
 from fray.rl.checkpoint_store import CheckpointStore, DirectoryCheckpoints, StoredCheckpoints
 from fray.rl.core.run_record import RunPlan
-from fray.rl.http_access.access import LOOPBACK, load_access, make_access
+from fray.rl.http_access.access import LOOPBACK, HttpAccess, load_access, make_access
 from fray.rl.inference.http_settings import HttpPort
 from fray.rl.model_spec import ModelSpec
 from fray.rl.rollout.process import EpisodePlan
@@ -50,6 +50,7 @@ class RunParts:
         slots: requests that a server decodes at once.
         max_length: tokens of a prompt and its response together that servers allow; None: those of the model.
         http: HTTP port of the first server; the next ones have the ports after it. None: they have none.
+        access: to HTTP ports and sessions from other machines; None: `with_access` was not called, or there is none.
         http_host: at which HTTP ports and sessions of agents are reached; with `OWN_ADDRESS`, that of each machine.
         weight_sync: way of the weights to the servers.
         interrupt: what becomes of requests in flight when a server loads weights: ``keep``, ``wait`` or ``abort``.
@@ -104,6 +105,7 @@ class RunParts:
     interrupt: str = "keep"
     freezes: bool = False
     http_host: str = LOOPBACK[0]
+    access: HttpAccess | None = None
 
     @property
     def health(self) -> HealthCheck:
@@ -170,8 +172,7 @@ def with_access(parts: RunParts) -> RunParts:
     if host in LOOPBACK:
         return parts
     access = make_access(host) if output is None else load_access(host, output)
-    http = None if parts.http is None else evolve(parts.http, access=access)
-    return evolve(parts, http=http, episodes=evolve(parts.episodes, access=access))
+    return evolve(parts, access=access, http=None if parts.http is None else evolve(parts.http, access=access))
 
 
 def device_of(reserved: ResourceConfig | None, chosen: str | None = None) -> str:

@@ -65,7 +65,6 @@ class EpisodePlan:
             that leave room for a response.
         model_tag: of the model of the run; trajectories with another one are left out.
         group_keys: keys of trajectories, or of their rows, by which samples are grouped; none: by rows.
-        access: to sessions of agents from other machines; None: they are on loopback.
     """
 
     rollout: Episode
@@ -79,7 +78,6 @@ class EpisodePlan:
     max_prompt_length: int | None = None
     model_tag: str = DEFAULT_MODEL_TAG
     group_keys: tuple[str, ...] = ()
-    access: HttpAccess | None = None
 
 
 class RolloutProcess:
@@ -102,17 +100,19 @@ class RolloutProcess:
     async def ping(self) -> None:
         """Return: the process answers. For health checks."""
 
-    async def run(self) -> None:
+    async def run(self, access: HttpAccess | None = None) -> None:
         """Roll out episodes until there are no tasks; what is unfinished then is cancelled.
 
         At the notice of a preemption, unfinished tasks are given back, and the process ends, to be started elsewhere.
+
+        Args:
+            access: to sessions of agents from other machines; None: they are on loopback. It has secrets, so it is not
+                in the plan: the cluster stores the arguments of constructors.
         """
         async with trio.open_nursery() as nursery:
             batches = RequestBatches(nursery)
             self._servers = ServerChoice(batches.generate, batches.give_up, _max_length)
-            self._gateway = AgentGateway(
-                nursery, model_name(self._plan.model), self._servers.max_length, self._plan.access
-            )
+            self._gateway = AgentGateway(nursery, model_name(self._plan.model), self._servers.max_length, access)
             nursery.start_soon(self._follow_routes)
             nursery.start_soon(self._deliver)
             nursery.start_soon(self._stop_at_preemption, nursery.cancel_scope)
