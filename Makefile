@@ -128,6 +128,7 @@ campaign: venv
 	@tools/venv rl
 	@.venv-rl/bin/python -m pytest --all -m "torch and full" tests/rl
 	@.venv-rl/bin/python -m bench.faults.rl_kills --kills 200
+	@.venv-rl/bin/python -m bench.faults.rl_kills --kills 100 --varied
 	@tools/venv tinker-0.38
 	@.venv-rl/bin/python -m bench.faults.tinker_kills --kills 200
 	@$(PY) -m bench.soak --minutes 10

@@ -12,9 +12,12 @@ from fray.rl.core.journal import BatchTaken, BatchTrained, SamplesAccepted
 from fray.rl.core.trajectory_store import Sample
 from fray.rl.core.versions import VersionLine
 from fray.rl.journal_file import read_journal
+from fray.rl.records.console_lines import is_validation
 
 
-def broken_promises(output: Path, status: dict[str, Any], steps: int, batch: int, max_age: int) -> Iterator[str]:
+def broken_promises(
+    output: Path, status: dict[str, Any], steps: int, batch: int, max_age: int, validate_freq: int | None = None
+) -> Iterator[str]:
     """Yield what a run has done that it must not do.
 
     Args:
@@ -23,8 +26,13 @@ def broken_promises(output: Path, status: dict[str, Any], steps: int, batch: int
         steps: updates that it had to do.
         batch: samples of each.
         max_age: updates by which a token may be behind.
+        validate_freq: updates between two validations; None: it has none.
     """
-    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    lines = [row for row in rows if not is_validation(row)]
+    validated = [row["step"] for row in rows if is_validation(row)]
+    if validated != list(range(validate_freq, steps + 1, validate_freq) if validate_freq else ()):
+        yield f"validations after {[int(step) for step in validated]}"
     if [line["step"] for line in lines] != list(range(1, steps + 1)):
         yield f"steps {[int(line['step']) for line in lines]}"
         return

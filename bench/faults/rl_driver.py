@@ -1,6 +1,7 @@
-"""Driver of one run of a campaign of kills: ``python -m bench.faults.rl_driver OUTPUT MODE STEPS``.
+"""Driver of one run of a campaign of kills: ``python -m bench.faults.rl_driver OUTPUT MODE STEPS SETTINGS``.
 
-Continues from what is in OUTPUT. Its last line is the status of the run as JSON.
+Continues from what is in OUTPUT. SETTINGS are more arguments of `fray.rl.Run`, as JSON. Its last line is the status of
+the run as JSON.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from fray import rl
 GROUPS, GROUP_SIZE, THRESHOLD, SAVE_EVERY = 4, 4, 2, 5
 LIVENESS_S = 4.0
 SERVERS = 2
+VALIDATION_ROWS = 8
 
 
 async def solve(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
@@ -29,8 +31,8 @@ async def solve(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
     return rl.score(last, reward=float(last.text.startswith("1")))
 
 
-def run_of(output: Path, mode: str, steps: int) -> rl.Run:
-    """Return the run."""
+def run_of(output: Path, mode: str, steps: int, settings: dict[str, Any]) -> rl.Run:
+    """Return the run; with ``validate_freq`` among its settings it validates with a few rows."""
     rows = [{"prompt": f"{''.join(digits)}>"} for digits in itertools.product("0123456789", repeat=2)]
     return rl.Run(
         model=rl.TinyLlama(layers=1, width=16, mlp=32),
@@ -46,6 +48,8 @@ def run_of(output: Path, mode: str, steps: int) -> rl.Run:
         save_every=SAVE_EVERY,
         keep_checkpoints=True,
         liveness_s=LIVENESS_S,
+        validation_data=rows[:VALIDATION_ROWS] if "validate_freq" in settings else None,
+        **settings,
     )
 
 
@@ -53,7 +57,8 @@ def main() -> None:
     # By its name, and not as part of this program: the nodes import it.
     from bench.faults.rl_driver import run_of as make
 
-    status = trio.run(make(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])).main).status
+    output, mode, steps, settings = sys.argv[1:]
+    status = trio.run(make(Path(output), mode, int(steps), json.loads(settings)).main).status
     assert status is not None
     print(json.dumps(attrs.asdict(status)), flush=True)
 

@@ -1,11 +1,13 @@
 """Random kills in runs of `fray.rl`: ``python -m bench.faults.rl_kills --kills 200 --seed 1``.
 
 A controller and three nodes run as daemons of this machine, and a driver with a run of 60 updates, in one of the three
-modes of synchronisation. At random moments a rollout process, inference server, trainer, the process of data and pool,
-the driver, a node or the controller is killed (SIGKILL) or frozen (SIGSTOP); a node is frozen with all its processes,
-as if its machine were cut off, and continues later. Daemons and drivers are started again, as by a service manager.
-After each run: every step is there once, the sum of samples holds, no sample was trained twice, no token was too old or
-of weights of a lost line, and no process is left.
+modes of synchronisation; with ``--varied``, also with validations, a trainer of two ranks, weights that go as files or
+over HTTP, and requests in flight that begin again with new weights or finish first. At random moments a rollout
+process, inference server, trainer, the process of data and pool, the driver, a node or the controller is killed
+(SIGKILL) or frozen (SIGSTOP); a node is frozen with all its processes, as if its machine were cut off, and continues
+later. Daemons and drivers are started again, as by a service manager. After each run: every step is there once, the sum
+of samples holds, no sample was trained twice, no token was too old or of weights of a lost line, and no process is
+left.
 """
 
 from __future__ import annotations
@@ -51,6 +53,13 @@ SUSPECT_S = 3.0
 LIMIT_S = 240.0
 """Seconds in which a run must end, its kills included."""
 MODES = ("sync", "batch-async", "fully-async")
+VARIED: dict[str, tuple[Any, ...]] = {
+    "trainer_ranks": (1, 1, 2),
+    "weight_sync": ("memory", "disk", "network"),
+    "validate_freq": (None, 7),
+    "interrupt": ("keep", "wait", "abort"),
+}
+"""Settings of runs of a varied campaign, one value of each; None leaves it out."""
 
 
 @define
@@ -69,10 +78,10 @@ class RlLab(Lab):
         else:
             super().start(name)
 
-    def start_run(self, output: Path, mode: str, steps: int) -> None:
+    def start_run(self, output: Path, mode: str, steps: int, settings: dict[str, Any]) -> None:
         """Start the driver of a run; its output is a file beside the directory of the run."""
         os.environ["FRAY_CLUSTER_SPEC"] = self.spec
-        self._run("driver", "bench.faults.rl_driver", str(output), mode, str(steps))
+        self._run("driver", "bench.faults.rl_driver", str(output), mode, str(steps), json.dumps(settings))
 
     def has_missed_controller(self) -> bool:
         """Return whether the driver ended because it could not connect."""
@@ -99,6 +108,7 @@ class RlCampaign:
         most: kills in one run.
         pause_s: least and most seconds between two kills.
         frozen_share: share of the victims that are frozen and not killed.
+        varied: whether runs have other settings than their mode, too.
     """
 
     lab: RlLab
@@ -108,6 +118,7 @@ class RlCampaign:
     progress: bool = False
     pause_s: tuple[float, float] = PAUSE_S
     frozen_share: float = FROZEN_SHARE
+    varied: bool = False
     kills: list[str] = field(factory=list)
     runs: list[dict[str, Any]] = field(factory=list)
     broken: list[str] = field(factory=list)
@@ -133,39 +144,46 @@ class RlCampaign:
         }
 
     async def one_run(self, kills: int) -> None:
-        number, mode = len(self.runs), self.rng.choice(MODES)
+        number, mode, settings = len(self.runs), self.rng.choice(MODES), self.choose_settings()
         output = self.lab.directory / f"run-{number}"
         began, before = time.monotonic(), len(self.kills)
-        self.lab.start_run(output, mode, self.steps)
+        self.lab.start_run(output, mode, self.steps, settings)
         with trio.move_on_after(LIMIT_S) as patience:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.kill_at_random, kills, before)
-                await self.until_done(output, mode)
+                await self.until_done(output, mode, settings)
                 nursery.cancel_scope.cancel()
         took_s, done = time.monotonic() - began, self.kills[before:]
-        self.runs.append({"mode": mode, "kills": len(done), "seconds": round(took_s, 1)})
+        self.runs.append({"mode": mode, **settings, "kills": len(done), "seconds": round(took_s, 1)})
         for name in NODES:
             if name not in self.lab.running:
                 self.lab.start(name)
-        where = f"run {number} ({mode}; {', '.join(done)})"
+        where = f"run {number} ({', '.join([mode, *map(str, settings.values())])}; {', '.join(done)})"
         status = self.lab.status_of_run()
         if patience.cancelled_caught or status is None:
             self.broken.append(f"{where}: not done within {LIMIT_S:g} s; its log is driver.log")
             self.end_daemon("driver")
             return
         max_age = 0 if mode == "sync" else THRESHOLD
-        found = broken_promises(output, status, self.steps, GROUPS * GROUP_SIZE, max_age)
+        found = broken_promises(output, status, self.steps, GROUPS * GROUP_SIZE, max_age, settings.get("validate_freq"))
         self.broken += [f"{where}: {what}" for what in found]
         if self.progress:
             print(f"{where}: {took_s:.1f} s, {self.broken or 'no promise broken'}", file=sys.stderr, flush=True)
 
-    async def until_done(self, output: Path, mode: str) -> None:
+    def choose_settings(self) -> dict[str, Any]:
+        """Return the settings of a run beside its mode."""
+        if not self.varied:
+            return {}
+        chosen = {name: self.rng.choice(values) for name, values in VARIED.items()}
+        return {name: value for name, value in chosen.items() if value is not None}
+
+    async def until_done(self, output: Path, mode: str, settings: dict[str, Any]) -> None:
         """Wait until a driver has ended by itself; one that was killed is started again."""
         while True:
             driver = self.lab.running.get("driver")
             if driver is None:
                 await self.lab.wait_reachable()
-                self.lab.start_run(output, mode, self.steps)
+                self.lab.start_run(output, mode, self.steps, settings)
             elif (code := driver.poll()) is not None:
                 self.lab.kill("driver")
                 # It was started just when the controller was lost.
@@ -255,6 +273,7 @@ def campaign(
     steps: int = 60,
     pause_s: tuple[float, float] = PAUSE_S,
     frozen_share: float = FROZEN_SHARE,
+    varied: bool = False,
     keep: bool = False,
     progress: bool = False,
 ) -> dict[str, Any]:
@@ -264,7 +283,8 @@ def campaign(
     lab = RlLab(directory)
     report: dict[str, Any] = {"broken": ["the campaign failed"]}
     try:
-        options: dict[str, Any] = {"progress": progress, "pause_s": pause_s, "frozen_share": frozen_share}
+        options: dict[str, Any] = {"progress": progress, "pause_s": pause_s}
+        options |= {"frozen_share": frozen_share, "varied": varied}
         report = trio.run(RlCampaign(lab, random.Random(seed), steps, **options).run, kills)
     finally:
         os.environ.clear()
@@ -284,9 +304,11 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1, help="of victims and moments (default 1)")
     parser.add_argument("--steps", type=int, default=60, help="updates of a run (default 60)")
+    parser.add_argument("--varied", action="store_true", help="runs with other settings than their mode, too")
     parser.add_argument("--keep", action="store_true", help="keep the directory with all logs")
     options = parser.parse_args()
-    report = campaign(options.kills, options.seed, steps=options.steps, keep=options.keep, progress=True)
+    settings = {"steps": options.steps, "varied": options.varied, "keep": options.keep}
+    report = campaign(options.kills, options.seed, progress=True, **settings)
     print(json.dumps(report, indent=2))
     sys.exit(bool(report["broken"]))
 
