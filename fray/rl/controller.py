@@ -31,7 +31,7 @@ from fray.rl.http_access.access import HttpAccess
 from fray.rl.inference.http_settings import HttpPort
 from fray.rl.inference.model_engine import ModelEngine
 from fray.rl.inference.server import InferenceServer
-from fray.rl.messages import FailureReport, RunStatus, ServerRoute, last_line, repeatable
+from fray.rl.messages import COLLECTED, FailureReport, RunStatus, ServerRoute, last_line, repeatable
 from fray.rl.process_start import NOTICE_S
 from fray.rl.records.run_files import JOURNAL_DIRECTORY, STATUS_PERIOD_S, RunRecorder, upload_records
 from fray.rl.records.run_log import RunLog
@@ -263,7 +263,7 @@ class RunController:
             if step.skipped:
                 await self._ask("skip_update", line, step.number, step.skipped)
             else:
-                version, is_due, target = await self._ask("finish_update", line, step.number)
+                version, is_due, target = await self._ask("finish_update", line, step.number, step.without_effect)
                 # Before the next update changes them.
                 if is_due:
                     await self._publish(trainer, version, target)
@@ -306,7 +306,7 @@ class RunController:
         self._is_training = True
         while (batch := await self._ask("next_batch", 0)) is not None:
             self._log.add_samples(batch.groups)
-            await self._ask("skip_update", 0, batch.number, "collected")
+            await self._ask("skip_update", 0, batch.number, COLLECTED)
 
     # Weights
 

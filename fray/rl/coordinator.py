@@ -25,6 +25,7 @@ from fray.rl.core.validation import VALIDATION
 from fray.rl.core.versions import VersionName
 from fray.rl.journal_file import RunJournal
 from fray.rl.messages import (
+    COLLECTED,
     FailureReport,
     RunStatus,
     ServerRoute,
@@ -181,8 +182,15 @@ class Coordinator:
         self._is_stopping = True
         self._wake()
 
-    async def finish_update(self, line: int, number: int) -> tuple[VersionName, bool, VersionName]:
+    async def finish_update(
+        self, line: int, number: int, without_effect: str = ""
+    ) -> tuple[VersionName, bool, VersionName]:
         """Note that an update was done.
+
+        Args:
+            line: incarnation of the trainer.
+            number: of the update.
+            without_effect: reason why the weights are as before; empty: they are new.
 
         Returns:
             the version that it made, whether servers shall receive it, now or when a validation ends, and the version
@@ -194,7 +202,7 @@ class Coordinator:
         self._check_line(line)
         weights = self._state.record.weights
         if weights.line.number < number:
-            self._state.finish_update()
+            self._state.finish_update(without_effect)
             self._wake()
         return weights.line.current, weights.is_due, weights.target
 
@@ -333,6 +341,7 @@ class Coordinator:
             {reason: count for reason, count in counts.repeated.items() if count},
             self._last_failure,
             dict(self._left_out),
+            {reason: count for reason, count in state.record.skipped.items() if count and reason != COLLECTED},
         )
 
     # Decisions are the state's; here is what they need

@@ -11,6 +11,9 @@ from fray.api.actors.handle import ActorHandle
 from fray.rl.core.versions import Segment, VersionName
 from fray.rl.nexrl.experiment_posts import NO_POSTS, FetchedPosts
 
+COLLECTED, NOTHING_TO_LEARN, NOT_FINITE = "collected", "nothing_to_learn", "not_finite"
+"""Reasons why a batch changed no weights."""
+
 
 @frozen
 class TaskGrant:
@@ -134,6 +137,8 @@ class RunStatus:
     """Reason and detail of the last episode that failed."""
     left_out: dict[str, int] = field(factory=dict)
     """Trajectories of other models, which no trainer takes, by ``model_tag``, since the coordinator's process began."""
+    skipped: dict[str, int] = field(factory=dict)
+    """Batches of which nothing was learned, by reason."""
 
 
 def last_line(text: object) -> str:

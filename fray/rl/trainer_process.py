@@ -21,7 +21,7 @@ from fray.net.controller_address import is_insecure
 from fray.rl.checkpoint_store import Location, directory_to_read, directory_to_write
 from fray.rl.core.versions import VersionName
 from fray.rl.inference.http_settings import WeightAddress
-from fray.rl.messages import TrainingBatch, repeatable
+from fray.rl.messages import NOT_FINITE, NOTHING_TO_LEARN, TrainingBatch, repeatable
 from fray.rl.model_spec import ModelSpec
 from fray.rl.nexrl.activity_tracker import ActivityTracker, ActivityTrackerProxy
 from fray.rl.nexrl.experiment_posts import NO_POSTS, FetchedPosts, PostQueue
@@ -56,7 +56,9 @@ class TrainedStep:
     """Incarnation of the trainer."""
     metrics: dict[str, float]
     skipped: str = ""
-    """Reason why the weights are as before; empty: they are new."""
+    """Reason why no update was done: the batch is dropped; empty: it was done."""
+    without_effect: str = ""
+    """Reason why the weights are as before the update that was done; empty: they are new."""
     posts: FetchedPosts = NO_POSTS
     """Posts of the user's trainer to the trackers of the run."""
 
@@ -293,8 +295,9 @@ class TrainerProcess(TrainerRank):
         metrics = await self._with_others("update", batch, partial(self._trainer.update, trajectories))
         metrics |= {"wait_s": wait_s, **ages_of(trajectories, batch.number - 1)}
         # A batch without anything to learn from is an update all the same: a run that has learned all comes to its end.
-        skipped = "not_finite" if metrics["not_finite"] else ""
-        return TrainedStep(batch.number, self._line, metrics, skipped, self._posts.fetch())
+        skipped = NOT_FINITE if metrics["not_finite"] else ""
+        without_effect = NOTHING_TO_LEARN if metrics.get("skipped") else ""
+        return TrainedStep(batch.number, self._line, metrics, skipped, without_effect, self._posts.fetch())
 
     async def save(self, directory: Location) -> None:
         """Write the model, and what is needed to continue, into a directory."""

@@ -119,6 +119,27 @@ async def test_every_waiter_is_answered_at_the_end(autojump_clock: Any) -> None:
     assert await run.next_batch(0) is None
 
 
+async def test_batches_of_which_nothing_is_learned_are_counted_and_remembered(
+    autojump_clock: Any, tmp_path: Path
+) -> None:
+    run = coordinator(directory=tmp_path, mode=SyncMode.FULLY_ASYNC)
+    version = FIRST
+    for number in (1, 2):
+        await run.put_results([delivered(grant, version=version) for grant in await run.take_tasks("w", 4)])
+        assert await run.next_batch(0) is not None
+        # Asked twice, as when the first answer was lost.
+        for _ in range(2):
+            version, *_ = await run.finish_update(0, number, "nothing_to_learn")
+        await run.finish_sync(version)
+    await run.put_results([delivered(grant, version=version) for grant in await run.take_tasks("w", 4)])
+    await run.next_batch(0)
+    await run.skip_update(0, 3, "not_finite")
+    for one in (run, coordinator(directory=tmp_path, mode=SyncMode.FULLY_ASYNC)):
+        status = await one.status()
+        assert (status.version, status.trained) == (VersionName(0, 2), 8)
+        assert status.skipped == {"nothing_to_learn": 2, "not_finite": 1}
+
+
 async def test_a_lost_coordinator_continues_with_what_it_has_answered(autojump_clock: Any, tmp_path: Path) -> None:
     run = coordinator(directory=tmp_path)
     grants = await run.take_tasks("w", 4)

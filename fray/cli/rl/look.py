@@ -61,6 +61,7 @@ def status_lines(status: dict[str, Any], now: float) -> list[str]:
             ("last failure", status["last_failure"].rstrip().rpartition("\n")[2]),
             ("dropped", _reasons_text(status["dropped"])),
             ("repeated", _reasons_text(status["repeated"])),
+            ("skipped", _reasons_text(status.get("skipped", {}))),
         ]
     return fields(pairs)
 

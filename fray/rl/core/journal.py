@@ -97,6 +97,13 @@ class BatchTrained:
 
 
 @frozen
+class NothingLearned:
+    """The update that is done with the batch leaves the weights as they are."""
+
+    reason: str
+
+
+@frozen
 class BatchSkipped:
     """The batch was not trained, and is dropped."""
 
@@ -145,6 +152,7 @@ Entry: TypeAlias = (
     | IncompleteDropped
     | BatchTaken
     | BatchTrained
+    | NothingLearned
     | BatchSkipped
     | WeightsSynced
     | ValidationBegan

@@ -20,6 +20,7 @@ from fray.rl.core.journal import (
     Entry,
     GroupRefused,
     IncompleteDropped,
+    NothingLearned,
     RetryCost,
     RowAdded,
     SamplesAccepted,
@@ -160,7 +161,7 @@ class RunRecord:
     replaced_groups: int = 0
     """Groups with equal rewards that were dropped in this step."""
     skipped: Counter[str] = field(factory=Counter)
-    """Batches that were not trained, by reason."""
+    """Batches of which nothing was learned, by reason."""
     validation: ValidationRound | None = None
     open_groups: Counter[str] = field(factory=Counter)
     """Accepted samples that are not trained, by the group of their tasks."""
@@ -234,6 +235,8 @@ class RunRecord:
                 self.weights.begin_update()
                 if self.weights.gate is Gate.OPEN:
                     self.is_held = False
+            case NothingLearned(reason):
+                self.skipped[reason] += 1
             case BatchTrained():
                 self.counts.trained += len(self.batch_samples)
                 self._close(self.batch_samples)

@@ -23,6 +23,7 @@ from fray.rl.core.journal import (
     Entry,
     GroupRefused,
     IncompleteDropped,
+    NothingLearned,
     RetryCost,
     RowAdded,
     SamplesAccepted,
@@ -252,8 +253,14 @@ class RunState:
             self.skip_update("all_samples_dropped")
         return None
 
-    def finish_update(self) -> VersionName:
-        """Note that the update was done; return the version that it made."""
+    def finish_update(self, without_effect: str = "") -> VersionName:
+        """Note that the update was done; return the version that it made.
+
+        Args:
+            without_effect: reason why its weights are those of the version before it; empty: they are new.
+        """
+        if without_effect:
+            self._add(NothingLearned(without_effect))
         self._add(BatchTrained())
         return self.record.weights.line.current
 

@@ -78,6 +78,7 @@ class ActivityTracker:
         self._work: dict[str, _Work] = {}
         self._tokens = count(1)
         self._changed = threading.Condition()
+        self._listeners: list[Callable[[], None]] = []
         self._step = 0
         self.experiment_logger = ExperimentLogger()
 
@@ -95,6 +96,12 @@ class ActivityTracker:
         with self._changed:
             self._work.pop(token, None)
             self._changed.notify_all()
+        for listener in self._listeners:
+            listener()
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Call a function whenever work has ended, in the thread that has done it; it must not block."""
+        self._listeners.append(listener)
 
     def is_quiescent(self) -> bool:
         """Return whether no work is in progress."""
@@ -212,6 +219,11 @@ class ActivityTrackerProxy:
             auto_report_errors: whether an exception of the block is reported; it leaves the block in any case.
         """
         return _ProxyTrackCtx(self._central_tracker, module, work, auto_report_errors)
+
+    def add_listener(self, listener: Callable[[], None]) -> None:
+        """Call a function whenever work has ended, unless the tracker is in another process."""
+        if isinstance(self._central_tracker, ActivityTracker):
+            self._central_tracker.add_listener(listener)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
+
+import trio
 
 from fray.errors import InvalidRequest
 from fray.model.text import near_text
@@ -17,6 +20,7 @@ from fray.rl.nexrl.data_loader import BaseDataLoader
 from fray.rl.nexrl.nexrl_module import NexRLModule
 from fray.rl.nexrl_types import DEFAULT_MODEL_TAG, Batch, ModelTag, Trajectory
 
+T = TypeVar("T")
 READY_RULES = [*(rule.value for rule in ReadyRule), "batch_size_reached"]
 
 
@@ -102,6 +106,33 @@ def trajectory_store(config: Mapping[str, Any]) -> SimpleTrajectoryStore:
         raise InvalidRequest(f"trajectory_pool: {error}") from None
 
 
+class _Waiters:
+    """Tasks that wait for a change, in any Trio run; `notify` may be called in any thread."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[trio.Event, trio.lowlevel.TrioToken] = {}
+
+    def notify(self) -> None:
+        for event, token in list(self._waiting.items()):
+            # The run of a task that is cancelled right now may have ended.
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(event.set)
+
+    async def first(self, find: Callable[[], tuple[T] | None]) -> T:
+        """Return what ``find`` finds; it is called again after each `notify` until it does."""
+        # Before, and not after: what was found has been taken from its store.
+        await trio.lowlevel.checkpoint()
+        while True:
+            event = trio.Event()
+            self._waiting[event] = trio.lowlevel.current_trio_token()
+            try:
+                if (found := find()) is not None:
+                    return found[0]
+                await event.wait()
+            finally:
+                del self._waiting[event]
+
+
 class TrajectoryPoolInstance(NexRLModule):
     """Trajectories of one model. May be used by several threads.
 
@@ -110,8 +141,11 @@ class TrajectoryPoolInstance(NexRLModule):
         model_tag: of the model.
     """
 
-    def __init__(self, config: Mapping[str, Any], model_tag: ModelTag = DEFAULT_MODEL_TAG) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], model_tag: ModelTag = DEFAULT_MODEL_TAG, waiters: _Waiters | None = None
+    ) -> None:
         super().__init__()
+        self._waiters = waiters or _Waiters()
         self._model_tag = model_tag
         self.store = trajectory_store(config)
         self._dataloader: BaseDataLoader | None = None
@@ -128,6 +162,7 @@ class TrajectoryPoolInstance(NexRLModule):
         """Set the data loader, which says whether the loaded batch is finished, and who is notified of batches."""
         self._dataloader, self._weight_sync_controller = dataloader, weight_sync_controller
         self.set_activity_tracker(activity_tracker)
+        activity_tracker.add_listener(self._waiters.notify)
 
     def put_trajectory(self, trajectory: Trajectory) -> str:
         """Add a trajectory.
@@ -143,6 +178,7 @@ class TrajectoryPoolInstance(NexRLModule):
                 return "re-rollout"
             self.store.put_trajectory(trajectory)
             is_ready = self.store.is_ready(batch_finished=self._is_batch_finished, is_last=False)
+        self._waiters.notify()
         if is_ready and self._weight_sync_controller is not None:
             self._weight_sync_controller.trajectory_pool_notify_batch_ready(self._model_tag)
         return "success"
@@ -157,6 +193,22 @@ class TrajectoryPoolInstance(NexRLModule):
             is_last = self._is_batch_finished and self._dataloader is not None and self._dataloader.is_finished()
             taken = self.store.take_batch(batch_size, batch_finished=self._is_batch_finished, is_last=is_last)
         return Batch.from_trajectories(taken, self._model_tag) if taken else None
+
+    async def next_batch(self, batch_size: int | None = None) -> Batch | None:
+        """Return a batch of whole groups as soon as one is ready, and remove it; None if there will be none.
+
+        There will be none if the data loader is finished, no module that is registered as a rollout worker works, and
+        no group is complete; of a tracker in another process, the end of work is not noticed here.
+
+        Raises:
+            ValueError: no whole number of groups fills a batch of this size.
+        """
+        return await self._waiters.first(lambda: _found(self.is_exhausted, self.get_batch(batch_size)))
+
+    @property
+    def is_exhausted(self) -> bool:
+        """True if no further trajectory will come, as far as the data loader and the activity tracker say."""
+        return self._dataloader is not None and self._dataloader.is_finished() and self._is_batch_finished
 
     def is_empty(self) -> bool:
         """Return whether it has no trajectory."""
@@ -196,6 +248,7 @@ class TrajectoryPool(NexRLModule):
         trajectory_store(config)  # refused now, and not with the first trajectory
         self._config = config
         self._instances: dict[ModelTag, TrajectoryPoolInstance] = {}
+        self._waiters = _Waiters()
         self._references: tuple[BaseDataLoader | None, Any, ActivityTrackerProxy] | None = None
         self._lock = threading.Lock()
 
@@ -208,6 +261,9 @@ class TrajectoryPool(NexRLModule):
         """Set the references of all instances, those to come included."""
         with self._lock:
             self._references = (dataloader, weight_sync_controller, activity_tracker)
+            if not self._instances:
+                # Before the first trajectory, too: the data may end without any.
+                activity_tracker.add_listener(self._waiters.notify)
             for instance in self._instances.values():
                 instance.set_module_references(*self._references)
 
@@ -230,6 +286,24 @@ class TrajectoryPool(NexRLModule):
         batches = (self._instances[tag].get_batch(batch_size) for tag in self.get_model_tags())
         return next((batch for batch in batches if batch is not None), None)
 
+    async def next_batch(self, batch_size: int | None = None, model_tag: ModelTag | None = None) -> Batch | None:
+        """Return a batch of one model, or of any if ``model_tag`` is None, as soon as one is ready, and remove it.
+
+        None if there will be none; see `TrajectoryPoolInstance.next_batch`. Waiting costs nothing: it ends with the
+        trajectory, or the end of work, that makes the batch ready.
+
+        Raises:
+            ValueError: no whole number of groups fills a batch of this size.
+        """
+        return await self._waiters.first(lambda: _found(self._is_exhausted, self.get_batch(batch_size, model_tag)))
+
+    @property
+    def _is_exhausted(self) -> bool:
+        loader, _, tracker = self._references or (None, None, None)
+        if loader is None or tracker is None:
+            return False
+        return loader.is_finished() and bool(tracker.is_rollout_worker_quiescent())
+
     def is_empty(self, model_tag: ModelTag | None = None) -> bool:
         """Return whether the store of a model, or all stores, are empty."""
         tags = self.get_model_tags() if model_tag is None else [model_tag]
@@ -244,7 +318,8 @@ class TrajectoryPool(NexRLModule):
         """Return the pool of one model, which is made if there is none."""
         with self._lock:
             if model_tag not in self._instances:
-                instance = self._instances[model_tag] = TrajectoryPoolInstance(self._config, model_tag)
+                instance = TrajectoryPoolInstance(self._config, model_tag, self._waiters)
+                self._instances[model_tag] = instance
                 if self._references is not None:
                     instance.set_module_references(*self._references)
             return self._instances[model_tag]
@@ -256,3 +331,11 @@ class TrajectoryPool(NexRLModule):
     def unlock_for_weight_sync(self, model_tag: ModelTag) -> None:
         """Accept trajectories of a model again."""
         self.instance(model_tag).unlock_for_weight_sync()
+
+
+def _found(is_exhausted: bool, batch: Batch | None) -> tuple[Batch | None] | None:
+    """Return a batch, or that there will be none; None while there may be one.
+
+    The arguments are evaluated in this order: what is put before the end is in the batch.
+    """
+    return None if batch is None and not is_exhausted else (batch,)

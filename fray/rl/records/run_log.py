@@ -113,12 +113,13 @@ class StepLog:
             **step.metrics,
             **{f"dropped/{reason}": float(count) for reason, count in status.dropped.items()},
             **{f"repeated/{reason}": float(count) for reason, count in status.repeated.items()},
+            **{f"skipped/{reason}": float(count) for reason, count in status.skipped.items()},
             **{f"left_out/{tag}": float(count) for tag, count in status.left_out.items()},
         }
         self._result.steps.append(metrics)
         self._write(METRICS_FILE, [metrics])
         self._trackers.log(metrics, step.number)
-        self.note(step_text(step.number, metrics, self._run.parts.trainer, step.skipped))
+        self.note(step_text(step.number, metrics, self._run.parts.trainer, step.skipped or step.without_effect))
         if self._run.on_step is not None:
             self._run.on_step(metrics)
         self.add_posts(step.posts)

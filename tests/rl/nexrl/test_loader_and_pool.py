@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 
 from fray import rl
 from fray.errors import InvalidRequest
@@ -179,6 +181,50 @@ def test_the_rest_is_a_batch_when_the_data_ends() -> None:
     assert pool.get_batch() is None
     loader.get_next_item()
     assert pool.get_batch() is not None
+
+
+async def test_a_task_waits_for_the_trajectory_that_makes_a_batch_ready_and_for_the_end_of_the_data() -> None:
+    tracker, batches = rl.ActivityTracker(), list[Any]()
+    tracker.register_module("worker", object(), is_rollout_worker=True)
+    loader = MockDataLoader({"prompts": ["p0", "p1", "p2"]})
+    pool = rl.TrajectoryPool({"key_list": ["group_id"], "group_size": 2, "batch_size": 2})
+    pool.set_module_references(loader, None, rl.ActivityTrackerProxy(tracker))
+
+    async def take() -> None:
+        while (batch := await pool.next_batch()) is not None:
+            batches.append(batch.values["number"])
+        batches.append(None)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(take)
+        for number, group in enumerate("abab"):
+            await trio.testing.wait_all_tasks_blocked()
+            # From a thread, as workers do.
+            await trio.to_thread.run_sync(pool.put_trajectory, trajectory(group, number))
+        await trio.testing.wait_all_tasks_blocked()
+        assert batches == [[0, 2], [1, 3]]
+        working = tracker.start("worker", "step")
+        while loader.get_next_item() is not None:
+            pass
+        pool.put_trajectory(trajectory("c", 4))
+        await trio.testing.wait_all_tasks_blocked()
+        assert batches == [[0, 2], [1, 3]]
+        await trio.to_thread.run_sync(tracker.end, working)
+    assert batches == [[0, 2], [1, 3], None]
+
+
+async def test_a_task_that_no_longer_waits_takes_no_batch() -> None:
+    pool = rl.TrajectoryPool({"batch_size": 1})
+    with trio.move_on_after(0):
+        await pool.next_batch()
+    pool.put_trajectory(trajectory("a"))
+    instance = pool.instance()
+    with trio.move_on_after(0):
+        await instance.next_batch()
+    assert not pool.is_empty()
+    batch = await instance.next_batch()
+    assert batch is not None
+    assert pool.is_empty()
 
 
 @pytest.mark.parametrize(

@@ -33,12 +33,13 @@ class FirstIs1(rl.BaseRolloutWorker):
 
 
 class WithJudge(FirstIs1):
-    """Worker that puts what another model has said, too."""
+    """Worker that puts what another model has said, too, and whose rewards are equal for all tasks of a user."""
 
     def step(self, task: dict[str, Any]) -> Any:
         trajectory = {"tokens": [1, 2], "loss_mask": [0, 1], "logprobs": [0.0, -1.0], "reward": 0.0}
         assert self._put_trajectory({**trajectory, "model_tag": "judge"}) == "success"
-        return super().step(task)
+        reply = self._llm_client.completion(task["prompt"], max_tokens=self._config["max_tokens"])
+        return self._put_trajectory({"response": reply["response"], "reward": float(task["user"])})
 
 
 class FailsOnce(FirstIs1):
@@ -89,8 +90,11 @@ def test_a_run_trains_what_workers_of_the_guide_put_in_groups_by_their_keys() ->
     rows = [{**row, "user": number % 2} for number, row in enumerate(ROWS)]
     keys = {"data": rows, "group_keys": ["user"], "samples_per_row": 2}
     result = run(WorkerEpisode(WithJudge, {"max_tokens": 1}), **keys)
-    assert [step["updated"] + step["zero_advantages"] > 0 for step in result.steps] == [True] * 3
+    assert [(step["updated"], step["skipped"]) for step in result.steps] == [(0, 1)] * 3
     assert result.status is not None
+    # Updates all the same: the version is the third one.
+    assert (result.status.skipped, result.status.version.number) == ({"nothing_to_learn": 3}, 3)
+    assert result.steps[-1]["skipped/nothing_to_learn"] == 3
     assert result.status.trained == 48
     assert result.status.left_out["judge"] == result.steps[-1]["left_out/judge"] >= 48
     assert max(step["response_tokens_max"] for step in result.steps) == 1
