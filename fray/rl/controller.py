@@ -250,11 +250,11 @@ class RunController:
                 self._log.rewind(version.number)
             continues, self._trainer = True, trainer
             await trainer.start(version.incarnation, None if checkpoint is None else checkpoint.model, group)
-            await self._train(trainer, version)
+            await self._train(trainer, version, gang)
 
         await gang.keep(train)
 
-    async def _train(self, trainer: Any, version: VersionName) -> None:
+    async def _train(self, trainer: Any, version: VersionName, gang: TrainerGang) -> None:
         parts, line = self._parts, version.incarnation
         await self._publish(trainer, version, version)
         self._is_training = True
@@ -272,8 +272,12 @@ class RunController:
                 step.metrics["servers_busy_share"] = busy
             # Before it is saved: a run that continues from there does not report this update again.
             self._log.add_step(step, await self._ask("status"))
-            if not step.skipped and step.number % parts.save_every == 0:
+            is_preempted = gang.is_preempted and not step.skipped and parts.checkpoints is not None
+            if is_preempted or (not step.skipped and step.number % parts.save_every == 0):
                 await self._save(trainer, step.number)
+            if is_preempted:
+                self._log.note(f"the trainer is preempted, or its machine leaves: saved after step {step.number}")
+                raise ActorDied("the trainer is preempted")
         if version.number and version.number % parts.save_every:
             await self._save(trainer, version.number)
 

@@ -12,6 +12,8 @@ from fray.runtime.process.current_job import current_job
 
 NOTICE_S = 10.0
 """Seconds between the notice and the end of a process whose machine leaves the cluster, or is given to others."""
+TRAINER_NOTICE_S = 30.0
+"""The same for a trainer, which finishes its update and saves."""
 NOTICE_CHECK_S = 0.2
 
 

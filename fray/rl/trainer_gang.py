@@ -11,6 +11,7 @@ from fray.api.actors.handle import ActorHandle
 from fray.api.actors.monitor import Down, monitor
 from fray.api.scope import Scope
 from fray.errors import ActorDied, InvalidRequest
+from fray.rl.process_start import TRAINER_NOTICE_S
 from fray.rl.run_parts import RunParts
 from fray.rl.train.errors import RankLost
 from fray.rl.train.settings import GRPO
@@ -50,7 +51,14 @@ class TrainerGang:
         self._members: tuple[str, ...] = ()
         """Incarnations that train together; none is used again when they have lost one."""
         self._are_replaced = False
+        self._preempted: set[str] = set()
+        """Incarnations that have notice of their end."""
         self._changed = trio.Event()
+
+    @property
+    def is_preempted(self) -> bool:
+        """Return whether one of the processes that train has notice of its end: save, and let all be replaced."""
+        return not self._preempted.isdisjoint(self._members)
 
     async def keep(self, train: Callable[[Any, RankGroup | None], Awaitable[None]]) -> None:
         """Create the processes, and call ``train`` with the first whenever all are there, until it returns.
@@ -91,7 +99,8 @@ class TrainerGang:
             TrainerRank if rank else TrainerProcess,
             *(needs if rank else (self._coordinator, *needs)),
             resources=parts.resources.get("trainer"),
-            actor_config=parts.process_settings(),
+            # Without a checkpoint there is nothing to do in that time.
+            actor_config=parts.process_settings(notice_s=0.0 if parts.checkpoints is None else TRAINER_NOTICE_S),
         )
 
     async def _follow(self, nursery: trio.Nursery, rank: int) -> None:
@@ -106,7 +115,16 @@ class TrainerGang:
                         self._replace(nursery, f"rank {rank} was lost")
                 else:
                     self._lives[rank] = event.incarnation
+                    nursery.start_soon(self._note_preemption, rank, event.incarnation)
                 self._wake()
+
+    async def _note_preemption(self, rank: int, life: str) -> None:
+        handle: Any = self._handles[rank]
+        try:
+            await handle.wait_for_preemption()
+        except (ActorDied, RankLost):
+            return  # its monitor reports it
+        self._preempted.add(life)
 
     def _replace(self, nursery: trio.Nursery, reason: str) -> None:
         """Let all that train together end and start again."""

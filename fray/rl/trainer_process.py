@@ -26,7 +26,7 @@ from fray.rl.model_spec import ModelSpec
 from fray.rl.nexrl.activity_tracker import ActivityTracker, ActivityTrackerProxy
 from fray.rl.nexrl.experiment_posts import NO_POSTS, FetchedPosts, PostQueue
 from fray.rl.nexrl_types import Trajectory
-from fray.rl.process_start import loading
+from fray.rl.process_start import loading, wait_for_preemption
 from fray.rl.train.errors import RankLost
 from fray.rl.train.settings import GRPO
 from fray.rl.trainer.base_trainer import BaseTrainer, mean_reward
@@ -160,6 +160,10 @@ class TrainerRank:
                 "a controller with nodes"
             )
         return RankPlace(current_job().host, not is_insecure(current().address))
+
+    async def wait_for_preemption(self) -> None:
+        """Return when the cluster has given notice that it ends this process, such as with its machine."""
+        await wait_for_preemption()
 
     async def replace(self, incarnation: str, reason: str) -> None:
         """End the process, so that it is started again, unless it is another incarnation already."""

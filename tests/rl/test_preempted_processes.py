@@ -12,6 +12,7 @@ import trio
 import fray
 from fray import ResourceConfig, rl
 from fray.api.cluster import Cluster
+from fray.rl.checkpoint import latest_checkpoint
 from fray.rl.records.run_files import read_status
 
 pytestmark = [
@@ -66,13 +67,13 @@ def test_a_run_leaves_a_drained_machine_with_its_server_replaced_and_its_episode
     async def main() -> rl.RunStatus | None:
         async with fray.open_cluster("machine?nodes=3&cpu=2&memory=1GB", logs=False) as cluster:
             await cluster.wait_for_nodes(3)
-            _, spot, other = [node.name for node in await cluster.nodes()]
+            full, spot, other = [node.name for node in await cluster.nodes()]
             async with trio.open_nursery() as nursery:
                 begun = trio.Event()
                 run.on_step = lambda metrics: begun.set()
                 # On the full machine are the parts that reserve nothing: trainer, data and pool.
                 await cluster.cordon(spot, other)
-                filler = await cluster.create_actor(Filler, resources=two)
+                filler = await cluster.create_actor(Filler, resources=two, max_restarts=1)
                 await filler.ping()
                 nursery.start_soon(run.run_on, cluster)
                 for part in ("rl-main", "TrainerProcess"):
@@ -86,6 +87,11 @@ def test_a_run_leaves_a_drained_machine_with_its_server_replaced_and_its_episode
                     await moved(cluster, part, spot)
                 await updated()
                 status = await run.status()
+                # Now the trainer, and the process of data and pool.
+                await cluster.drain(full, reason="spot")
+                for part in ("rl-main", "TrainerProcess"):
+                    await moved(cluster, part, full)
+                await updated()
                 nursery.cancel_scope.cancel()
         return status
 
@@ -98,6 +104,11 @@ def test_a_run_leaves_a_drained_machine_with_its_server_replaced_and_its_episode
     assert status.version.incarnation == 0
     assert status.repeated.keys() == {"preempted"}
     assert not status.dropped
+    # It finished an update and saved, although no checkpoint was due, and continued after it.
+    saved = latest_checkpoint(tmp_path / "checkpoints")
+    assert saved is not None
+    assert f"continues after step {saved.step}" in said
+    assert saved.step >= status.version.number
 
 
 async def within_limit(main: Any) -> Any:
