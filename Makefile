@@ -10,8 +10,11 @@ PYTEST := $(PY) -m pytest
 RL_NEEDS := filelock\nfsspec\njinja2\nnetworkx\nsetuptools\nsympy\ntyping-extensions\nhttpx\nhypercorn\nnumpy\nomegaconf\n
 RL_NEEDS := $(RL_NEEDS)openai\nprotobuf\npsutil\nrich\nsafetensors\nstarlette\ntensorboard\ntokenizers\ntransformers\n
 PARALLEL := -n $(TEST_WORKERS) --dist loadgroup
+# Tests of runs wait for their processes more than they compute.
+RL_WORKERS ?= $(shell echo $$(( $(TEST_WORKERS) + 1 )))
+RL_PARALLEL := -n $(RL_WORKERS) --dist loadgroup
 
-.PHONY: help demo test test-all test-more test-rl test-tinker test-marin network lint docs campaign bench peers clean constraints venv
+.PHONY: help demo test test-all test-more venv-rl test-rl test-tinker test-marin network lint docs campaign bench peers clean constraints venv
 
 help:
 	@echo "make demo [ARGS='--compare --kill-worker --json report.json'] the main job: copies in the standard library"
@@ -19,7 +22,7 @@ help:
 	@echo "make test-all [ARGS='--hypothesis-seed=7']                      every test: processes, Ray, random seeds (printed)"
 	@echo "make test-more                                                what test-all adds to test, without what test has run"
 	@echo "make test-rl [ARGS='-k losses']                               tests of fray.rl that need torch, in .venv-rl (part of test-all)"
-	@echo "make test-tinker [ARGS='-k digits']                           tests of fray.tinker, in .venv-rl (those with torch are part of test-rl)"
+	@echo "make test-tinker [ARGS='-k digits']                           tests of fray.tinker, in .venv-rl, its gate and ten kills (the others are part of test-rl)"
 	@echo "make test-marin                                             fray.v2 on a real Iris, in .venv-marin (part of test-all)"
 	@echo "make network [ARGS='-k relay']                                hosts as namespaces, cut, reset, rebooted (needs root; see tests/network)"
 	@echo "make docs                                                     the pages and a reference of everything public, in build/docs"
@@ -50,19 +53,21 @@ test-more: lint
 	@$(PYTEST) --more -m timed $(ARGS) || [ $$? -eq 5 ]
 	@[ -n "$(ARGS)" ] || FRAY_PYTHONS="3.13 3.14" tools/pythons
 	@[ -n "$(ARGS)" ] || $(MAKE) test-rl
+	@[ -n "$(ARGS)" ] || $(MAKE) test-tinker ARGS='-k gate_and_kills'
 	@[ -n "$(ARGS)" ] || $(MAKE) test-marin ARGS='-k "constraint or marin or slices or environment or pickles or current or spec"'
 
-# Torch is in an environment of its own, so that nothing else waits for it. There the types of torch are checked too.
-test-rl:
-	@tools/venv rl
-	@tools/venv tinker-0.25 && tools/venv tinker-0.38 || echo "tests of the Tinker SDK are skipped"
-	@.venv-rl/bin/python -m mypy fray/rl
-	@.venv-rl/bin/python -m pytest $(PARALLEL) -m torch tests/rl tests/tinker tests/test_docs.py $(ARGS) || [ $$? -eq 5 ]
+# Torch is in an environment of its own, so that nothing else waits for it, and so is the SDK: pip makes one on each processor.
+venv-rl:
+	@{ tools/venv tinker-0.25 && tools/venv tinker-0.38 || echo "tests of the Tinker SDK are skipped"; } & sdk=$$!; \
+	tools/venv rl $(AND_THEN); status=$$?; wait $$sdk; exit $$status
 
-test-tinker:
-	@tools/venv rl
-	@tools/venv tinker-0.25 && tools/venv tinker-0.38 || echo "tests of the Tinker SDK are skipped"
-	@.venv-rl/bin/python -m pytest $(PARALLEL) tests/tinker $(ARGS)
+# The types of torch are checked in its environment. The pages come first: each is one long test.
+test-rl: AND_THEN := && .venv-rl/bin/python -m mypy fray/rl
+test-rl: venv-rl
+	@.venv-rl/bin/python -m pytest $(RL_PARALLEL) -m torch tests/test_docs.py tests/rl tests/tinker $(ARGS) || [ $$? -eq 5 ]
+
+test-tinker: venv-rl
+	@.venv-rl/bin/python -m pytest $(RL_PARALLEL) tests/tinker $(ARGS)
 
 # A real Iris, started by the tests, in an environment of its own; `make test-all` runs a selection, as the contract of all
 # clients takes four minutes.

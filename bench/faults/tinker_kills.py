@@ -54,10 +54,12 @@ class TinkerCampaign:
     Args:
         rng: chooses victims and moments.
         most: kills in one round.
+        cluster: spec of a cluster whose nodes are all on this machine; default: one that ends with the campaign.
     """
 
     rng: random.Random
     most: int = 10
+    cluster: str = "machine?nodes=1&cpu=8"
     kills: list[str] = field(factory=list)
     seconds: list[float] = field(factory=list)
     broken: list[str] = field(factory=list)
@@ -66,7 +68,7 @@ class TinkerCampaign:
         """Kill ``count`` times; return the report."""
         models = {"letters": MODELS["sft"], "digits": MODELS["rl"]}
         with TemporaryDirectory(prefix="fray-tinker-kills-") as directory:
-            async with fray.open_cluster("machine?nodes=1&cpu=8", logs=False) as cluster:
+            async with fray.open_cluster(self.cluster, logs=False) as cluster:
                 serving = tinker.serve(models=models, threads=1, directory=Path(directory), cluster=cluster)
                 async with serving as service:
                     wanted = await self.one_round(cluster, service.url, 0)
@@ -179,6 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.faults.tinker_kills", description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1, help="of victims and moments (default 1)")
+    parser.add_argument("--cluster", metavar="SPEC", help="whose nodes are all on this machine (default: its own)")
     parser.add_argument("--user", metavar="URL", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.user:
@@ -186,7 +189,8 @@ def main() -> None:
         return
     if not SDK.exists():
         parser.error("the Tinker SDK is missing: tools/venv tinker-0.38")
-    report = trio.run(TinkerCampaign(random.Random(options.seed)).run, options.kills)
+    campaign = TinkerCampaign(random.Random(options.seed), **({"cluster": options.cluster} if options.cluster else {}))
+    report = trio.run(campaign.run, options.kills)
     print(json.dumps(report, indent=2))
     sys.exit(bool(report["broken"]))
 

@@ -6,6 +6,7 @@ import sys
 
 from fray.node import daemon
 from fray.node.main import main
+from fray.node.zygotes import manager
 
 WARM = (
     "fray.rl.tensors.engine",
@@ -24,4 +25,6 @@ def make_model() -> None:
 
 if __name__ == "__main__":
     daemon.PRELOAD += WARM
+    # On a machine with other work these imports take longer than those of other nodes may.
+    manager.READY_S = 300.0
     sys.exit(main())

@@ -26,7 +26,6 @@ from adapter_cases import (  # noqa: E402
     operations_of,
 )
 
-import fray  # noqa: E402
 from fray.errors import ActorDied  # noqa: E402
 from fray.model.specs import ActorConfig  # noqa: E402
 from fray.rl.inference.requests import GenerateRequest, Sampling, TokenEvent  # noqa: E402
@@ -40,6 +39,7 @@ from fray.tinker.core.adapter_operations import (  # noqa: E402
     SaveWeightsForSampler,
 )
 from fray.tinker.core.sampling_requests import SampleRequest  # noqa: E402
+from tests.tinker.services import warm_cluster  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -264,7 +264,7 @@ async def test_an_engine_killed_twice_has_the_losses_and_weights_of_one_that_was
     expected = losses_of(await executed(calm, "m", operations))
     losses: dict[int, float] = {}
     kills = {5: "between", 10: "midst"}
-    async with fray.open_cluster("machine?nodes=1&cpu=2", logs=False) as cluster, cluster.open_scope("engine") as scope:
+    async with warm_cluster() as cluster, cluster.open_scope("engine") as scope:
         engine: Any = await scope.create_actor(
             WatchedEngine,
             MODEL,
