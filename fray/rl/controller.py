@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import count, islice
 from typing import Any
@@ -123,6 +123,12 @@ class RunController:
             await self._ask("stop")
         else:
             self._cancel_scope.cancel()
+
+    async def add_rows(self, rows: Sequence[dict[str, Any]], in_front: bool) -> None:
+        """Add rows to the data. Raises InvalidRequest if it is too late, or too early."""
+        if self._coordinator is None:
+            raise InvalidRequest("no row can be added: the run has not begun")
+        await self._ask("add_rows", secrets.token_hex(8), rows, in_front)
 
     async def status(self) -> RunStatus | None:
         """Return what the run does; None before it has begun."""

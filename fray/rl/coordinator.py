@@ -19,7 +19,7 @@ from fray.errors import InvalidRequest
 from fray.rl.checkpoint import load_record, write_state
 from fray.rl.checkpoint_store import JournalCopy, Location, directory_to_read, directory_to_write
 from fray.rl.core.run_record import RunPlan, RunRecord
-from fray.rl.core.run_state import NoTask, RunState
+from fray.rl.core.run_state import NoTask, PutAnswer, RunState
 from fray.rl.core.trajectory_store import Sample
 from fray.rl.core.validation import VALIDATION
 from fray.rl.core.versions import VersionName
@@ -114,13 +114,38 @@ class Coordinator:
                     return grants if grants or self._state.is_finished else None
                 task, attempt = lease.task, self._state.attempts_of(lease.task)
                 is_validation = task.epoch == VALIDATION
-                row = (self._validation_rows if is_validation else self._rows)[task.row]
+                row = self._validation_rows[task.row] if is_validation else self._row(task.row)
                 grants.append(
                     TaskGrant(lease.number, task.task_id, task.group_id, attempt, row, task.samples, is_validation)
                 )
             return grants
 
         return await self._when(take)
+
+    def _row(self, index: int) -> dict[str, Any]:
+        added: Any = self._state.record.added_rows
+        return self._rows[index] if index < len(self._rows) else added[index - len(self._rows)].content
+
+    async def add_rows(self, key: str, rows: Sequence[dict[str, Any]], in_front: bool) -> None:
+        """Add rows to those that are to be rolled out.
+
+        Args:
+            key: name of this request, which may be repeated.
+            rows: the rows.
+            in_front: of the tasks that wait; else behind them.
+
+        Raises:
+            InvalidRequest: no further update will be done.
+        """
+        if self._state.is_done:
+            raise InvalidRequest("no row can be added: no further update will be done")
+        for number, row in enumerate(rows):
+            self._add_row(f"{key}/{number}", row, in_front)
+        self._wake()
+
+    def _add_row(self, key: str, row: dict[str, Any], in_front: bool) -> None:
+        index = len(self._rows) + self._state.record.added
+        self._state.add_row(index, in_front=in_front, key=key, content=row)
 
     async def put_results(self, results: Sequence[TaskResult]) -> list[str]:
         """Accept what tasks brought; return ``success``, ``fail`` or ``re-rollout`` for each (see `PutAnswer`)."""
@@ -243,9 +268,12 @@ class Coordinator:
             record.continue_with(self._plan)
             # The incarnations of trainers that were lost since then are not to be used again.
             record.weights.line.forks += [record.weights.line.number] * (after + 1 - len(record.weights.line.forks))
+            added = self._state.record.added_rows[record.added :]
             self._state = RunState.rewind(record, self._state.incarnation + 1)
             if self._journal is not None:
                 self._journal.rewind(self._state.record)
+            for one in added:  # since the checkpoint
+                self._add_row(one.key, one.content, one.in_front)
             self._copied = record.weights.line.number
             self._wake()
         return self._state.record.weights.line.current
@@ -362,7 +390,11 @@ class Coordinator:
             Sample(lease.task, run, sample.segments, sample.rewards, sample.content, sample.score)
             for run, sample in enumerate(result.samples)
         ]
-        return self._state.put(result.lease, samples, [sample.key for sample in result.samples]).value
+        answer = self._state.put(result.lease, samples, [sample.key for sample in result.samples])
+        if answer is PutAnswer.SUCCESS and not self._state.is_done:
+            for number, (row, in_front) in enumerate(result.added):
+                self._add_row(f"{result.lease}/{number}", row, in_front)
+        return answer.value
 
     def _note_failure(self, result: TaskResult) -> None:
         lease = self._state.lease(result.lease)

@@ -67,6 +67,8 @@ class TaskResult:
     """True if another attempt would fail, too: the task is dropped."""
     posts: FetchedPosts = NO_POSTS
     """Posts of its worker to the trackers of the run."""
+    added: tuple[tuple[dict[str, Any], bool], ...] = ()
+    """Rows that are added to the data if this is accepted, and whether in front of what is waiting."""
     left_out: tuple[str, ...] = ()
     """The ``model_tag`` of each trajectory of another model, which is not among the samples."""
 

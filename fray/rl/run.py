@@ -294,6 +294,30 @@ class Run:
         """
         return self._ended if self._controller is None else await self._controller.status()
 
+    async def add_item(self, item: Mapping[str, Any]) -> None:
+        """Add a row to the data of a run that is going in this process, behind what is waiting now.
+
+        It is rolled out once a group, before rows that are not loaded yet. A run that is started again, by its cluster
+        or by you, has it if a checkpoint or journal in ``output`` has.
+
+        Raises:
+            InvalidRequest: it is not a dict, the run does not work in this process, or no further update will be done.
+        """
+        await self._add(item, in_front=False)
+
+    async def add_item_back(self, item: Mapping[str, Any]) -> None:
+        """Add a row as `add_item`."""
+        await self._add(item, in_front=False)
+
+    async def add_item_front(self, item: Mapping[str, Any]) -> None:
+        """Add a row as `add_item`, in front of what is waiting; rows that are added so keep their order."""
+        await self._add(item, in_front=True)
+
+    async def _add(self, item: Mapping[str, Any], in_front: bool) -> None:
+        if self._controller is None:
+            raise InvalidRequest(f"no row can be added: run {self.parts.name} does not work in this process")
+        await self._controller.add_rows(load_rows([item], "item"), in_front)
+
     async def run_on(self, cluster: Cluster, *, handle_signals: bool = False) -> RunResult:
         """Run on an open cluster. All that it starts ends with this call.
 

@@ -140,6 +140,36 @@ async def test_batches_of_which_nothing_is_learned_are_counted_and_remembered(
         assert status.skipped == {"nothing_to_learn": 2, "not_finite": 1}
 
 
+async def test_rows_are_added_while_a_run_is_under_way_and_survive_its_coordinator_and_its_trainer(
+    autojump_clock: Any, tmp_path: Path
+) -> None:
+    async def numbers(run: Coordinator) -> list[int]:
+        return [grant.row["number"] for grant in await run.take_tasks("w", 4)]
+
+    run = coordinator(directory=tmp_path, mode=SyncMode.FULLY_ASYNC)
+    await run.take_tasks("w", 1)
+    # Asked twice, as when the first answer was lost.
+    for _ in range(2):
+        await run.add_rows("a", [{"number": 10}], in_front=False)
+        await run.add_rows("b", [{"number": 20}, {"number": 21}], in_front=True)
+    assert await numbers(run) == [20, 20, 21, 21]
+    run = coordinator(directory=tmp_path, mode=SyncMode.FULLY_ASYNC)
+    assert await numbers(run) == [20, 20, 21, 21]
+    # The trainer is lost, and begins again with the model.
+    await run.finish_sync(await run.rewind(None, 0))
+    assert await numbers(run) == [20, 20, 21, 21]
+    assert (await numbers(run))[:2] == [10, 10]
+
+
+async def test_no_row_is_added_to_a_run_that_does_no_further_update(autojump_clock: Any) -> None:
+    run = coordinator(steps=1)
+    await run.put_results([delivered(grant) for grant in await run.take_tasks("w", 4)])
+    await run.next_batch(0)
+    await run.finish_update(0, 1)
+    with pytest.raises(InvalidRequest, match="no row can be added: no further update will be done"):
+        await run.add_rows("a", [{"number": 10}], in_front=False)
+
+
 async def test_a_lost_coordinator_continues_with_what_it_has_answered(autojump_clock: Any, tmp_path: Path) -> None:
     run = coordinator(directory=tmp_path)
     grants = await run.take_tasks("w", 4)

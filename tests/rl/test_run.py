@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+import trio
 from fsspec.registry import known_implementations
 
 from fray import rl
@@ -152,3 +153,21 @@ def test_a_group_is_validated_as_a_whole_and_samples_alone() -> None:
     plan = run(**validated, episode="group").parts.plan.validation
     assert plan == ValidationPlan(rows=3, every=5, samples=3, whole_groups=True)
     assert run().parts.plan.validation is None
+
+
+def test_a_row_is_added_to_a_run_that_works_and_to_no_other() -> None:
+    added: list[Any] = []
+
+    class Controller:
+        async def add_rows(self, rows: list[dict[str, Any]], in_front: bool) -> None:
+            added.append((rows, in_front))
+
+    one = run(name="digits")
+    with pytest.raises(InvalidRequest, match="no row can be added: run digits does not work in this process"):
+        trio.run(one.add_item, {"prompt": "9"})
+    one._controller = Controller()  # type: ignore[assignment]
+    with pytest.raises(InvalidRequest, match="row 0 is of type str; expected a dict"):
+        trio.run(one.add_item, "9")
+    for add in (one.add_item, one.add_item_back, one.add_item_front):
+        trio.run(add, {"prompt": "9"})
+    assert added == [([{"prompt": "9"}], False), ([{"prompt": "9"}], False), ([{"prompt": "9"}], True)]

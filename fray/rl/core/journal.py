@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from enum import Enum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from attrs import frozen
+from attrs import field, frozen
 
 from fray.rl.core.tasks import RolloutTask
 from fray.rl.core.trajectory_store import Sample
@@ -30,6 +30,10 @@ class RowAdded:
 
     row: int
     in_front: bool
+    key: str = ""
+    """Name by which a repeated request is known."""
+    content: Any = field(default=None, repr=False)
+    """The row."""
 
 
 @frozen

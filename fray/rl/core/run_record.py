@@ -150,6 +150,7 @@ class RunRecord:
     """True while the next batch must not be loaded."""
     added: int = 0
     """Number of rows that were added."""
+    added_rows: list[RowAdded] = field(factory=list)
     waiting: list[tuple[int, RolloutTask]] = field(factory=list)
     """Heap of the tasks that no worker has, or had when it was lost."""
     attempts: Counter[str] = field(factory=Counter)
@@ -178,6 +179,8 @@ class RunRecord:
         """Take the settings of the run that continues; rows, groups and their sizes must be those of the old plan."""
         self.plan, self.weights.mode, self.weights.threshold = plan, plan.mode, plan.threshold
         self.weights.validate_every = _validate_every(plan)
+        if not hasattr(self, "added_rows"):
+            self.added_rows = []  # of a checkpoint that an earlier release has written
         if plan.validation is None:
             self._abandon_validation()
             self.weights.pinned = None
@@ -210,6 +213,7 @@ class RunRecord:
                 self.loaded, self.is_held = number + 1, self.plan.holds_batches
                 self._issue(self.plan.order.batch(number), BACK)
             case RowAdded(row, in_front):
+                self.added_rows.append(entry)
                 self._issue(self.plan.order.tasks_of(ADDED, self.added, row), FRONT if in_front else BACK)
                 self.added += 1
             case SamplesAccepted(samples, keys):

@@ -229,9 +229,17 @@ class RunState:
             for lease in table.expired(now):
                 self.fail(lease.number, "timeout")
 
-    def add_row(self, row: int, *, in_front: bool = False) -> None:
-        """Add a row to what is to be rolled out, in front of what is waiting or behind it."""
-        self._add(RowAdded(row, in_front))
+    def add_row(self, row: int, *, in_front: bool = False, key: str = "", content: object = None) -> None:
+        """Add a row to what is to be rolled out, in front of what is waiting or behind it.
+
+        Args:
+            row: index: that of its place behind the data.
+            in_front: of what is waiting; rows that are added so keep their order.
+            key: name of the request; one that is known changes nothing.
+            content: the row.
+        """
+        if not key or all(one.key != key for one in self.record.added_rows):
+            self._add(RowAdded(row, in_front, key, content))
 
     # Trainer
 

@@ -204,7 +204,8 @@ class RolloutProcess:
                     self._check(trajectory)
                 keys = [grouped(grant, each, self._plan.group_keys) for each in made]
             samples = tuple(_sample_of(grant, each, key) for each, key in zip(made, keys, strict=True))
-            return TaskResult(grant.lease, samples, left_out=tuple(others))
+            added = chain.from_iterable(one.added for one in scores if isinstance(one, MadeTrajectories))
+            return TaskResult(grant.lease, samples, left_out=tuple(others), added=tuple(added))
         except AttemptEnded as ended:
             return TaskResult(grant.lease, failure=ended.reason, detail=ended.detail, is_attempt=ended.is_attempt)
         except Exception as error:  # noqa: BLE001 (the user's code may raise anything)

@@ -41,6 +41,8 @@ class MadeTrajectories:
     """Result of an episode that made the trajectories of its sample itself."""
 
     trajectories: tuple[Trajectory, ...]
+    added: tuple[tuple[dict[str, Any], bool], ...] = ()
+    """Rows that are added to the data if the result is accepted, and whether in front of what is waiting."""
 
 
 class AttemptEnded(Exception):

@@ -63,7 +63,7 @@ class WorkerEpisode:
             AttemptEnded: the step did not succeed, or a trajectory lacks a key.
         """
         worker = self._idle.pop() if self._idle else await self._make_worker()
-        sink = _EpisodeSink(self._needs)
+        sink = _EpisodeSink(self._needs, task)
         worker.set_module_references(sink, sink, None, sink, sink)
         tracker = ActivityTracker(self._config)
         if (posts := episode_posts.get()) is not None:
@@ -88,7 +88,7 @@ class WorkerEpisode:
             raise AttemptEnded("step_failed", f"step returned {answer!r}{detail}")
         if not sink.trajectories:
             raise AttemptEnded("no_trajectory", "step returned 'success' without putting a trajectory")
-        return MadeTrajectories(tuple(sink.trajectories))
+        return MadeTrajectories(tuple(sink.trajectories), tuple(sink.added))
 
     async def _make_worker(self) -> BaseRolloutWorker:
         worker: BaseRolloutWorker = await self._in_thread(self._worker_class, self._config)
@@ -105,10 +105,12 @@ class WorkerEpisode:
 class _EpisodeSink:
     """References of a worker for one task: its pool, loaders and validator."""
 
-    def __init__(self, needs: Sequence[str]) -> None:
-        self._needs = needs
+    def __init__(self, needs: Sequence[str], task: Mapping[str, Any]) -> None:
+        self._needs, self._task = needs, task
         self.trajectories: list[Trajectory] = []
         self.is_put_back = False
+        self.added: list[tuple[dict[str, Any], bool]] = []
+        """Rows for the data of the run, and whether they go in front."""
 
     def put_trajectory(self, trajectory: Trajectory) -> str:
         if (problem := missing_key(trajectory, self._needs)) is not None:
@@ -119,5 +121,13 @@ class _EpisodeSink:
     def get_next_item(self) -> None:
         """Return None: a step has one task."""
 
+    def add_item(self, item: dict[str, Any]) -> None:
+        self.added.append((dict(item), False))
+
+    add_item_back = add_item
+
     def add_item_front(self, item: dict[str, Any]) -> None:
-        self.is_put_back = True
+        if item == self._task:
+            self.is_put_back = True
+        else:
+            self.added.append((dict(item), True))

@@ -43,7 +43,7 @@ class WithJudge(FirstIs1):
 
 
 class FailsOnce(FirstIs1):
-    """Worker that asks for another rollout of each first task that it gets, and fails the second."""
+    """Worker that asks for another rollout of its first task, fails the second, and adds a row with the third."""
 
     steps = 0
 
@@ -51,6 +51,9 @@ class FailsOnce(FirstIs1):
         self.steps += 1
         if self.steps <= 2:
             return "re-rollout" if self.steps == 1 else None
+        if self.steps == 3:
+            assert self._dataloader is not None
+            self._dataloader.add_item_back({"prompt": "99>"})
         reply = await self._llm.completion(task["prompt"], max_tokens=1)
         return self._put_trajectory({"response": reply.text, "reward": 1.0})
 
@@ -104,7 +107,8 @@ def test_answers_of_a_step_decide_about_the_lease() -> None:
     result = run(FailsOnce, trainer=None, rollout_workers=1)
     assert result.status is not None
     assert result.status.repeated == {"re-rollout": 1, "step_failed": 1}
-    assert len(result.trajectories) == len(ROWS)
+    assert [one["task_id"] for one in result.trajectories if one["task_id"].startswith("-1")] == ["-1-0-0"]
+    assert len(result.trajectories) == len(ROWS) + 1
     assert all(one["versions"] and one["reward"] == 1.0 for one in result.trajectories)
 
 
