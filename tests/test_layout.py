@@ -61,8 +61,9 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 """Part: what it may import besides itself. Parts that are not here (local, testing, cli, …) put the others together."""
 
-INSIDE_FUNCTIONS = {("api", "deploy"), ("blocking", "public_names"), ("aio", "public_names")}
-"""`open_cluster` chooses among the kinds of clusters when it is called; the other faces say where a name is."""
+INSIDE_FUNCTIONS = {("api", "deploy"), ("blocking", "public_names"), ("aio", "public_names"), ("rl", "tinker")}
+"""`open_cluster` chooses among the kinds of clusters when it is called; the other faces say where a name is; a trainer
+whose service is elsewhere loads the client of `fray.tinker` with its first request."""
 
 BRIDGE = {
     *("blocking/bridge/portal.py", "blocking/bridge/background_loop.py", "blocking/bridge/call_sender.py"),
@@ -402,7 +403,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("wire",),
         (
             *("environments", "operations.operator_file", "opentinker.answers", "opentinker.client", "rewards"),
-            *("saving", "store"),
+            *("saving", "store", "tinker_client"),
         ),
         ("kept_engine", "replaced_engine"),
         ("adapter_runner", "game", "training_runner"),

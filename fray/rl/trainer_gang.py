@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import trio
@@ -71,7 +72,7 @@ class TrainerGang:
         Raises:
             ActorDied: one was lost more often than it may be restarted.
             InvalidRequest: they must not talk to each other from where they are.
-            BaseException: what ``train`` raises else.
+            BaseException: what a constructor, or ``train``, raises else.
         """
         for rank in range(self._parts.trainer_ranks):
             self._handles.append(await self._create(rank))
@@ -101,6 +102,8 @@ class TrainerGang:
             resources=parts.resources.get("trainer"),
             # Without a checkpoint there is nothing to do in that time.
             actor_config=parts.process_settings(notice_s=0.0 if parts.checkpoints is None else TRAINER_NOTICE_S),
+            # `_follow` raises it, and the scope need not raise it, too.
+            on_failure="absorb",
         )
 
     async def _follow(self, nursery: trio.Nursery, rank: int) -> None:
@@ -109,6 +112,9 @@ class TrainerGang:
             async for event in events:
                 if isinstance(event, Down):
                     if not event.will_restart:
+                        with suppress(ActorDied):
+                            # Raises the error of its constructor itself, if it has one.
+                            await self._handles[rank].ping()
                         raise event.error
                     self._lives[rank] = ""
                     if event.incarnation in self._members:

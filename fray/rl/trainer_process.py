@@ -320,12 +320,13 @@ class TrainerProcess(TrainerRank):
             path: file of safetensors to write. Default: shared memory, and where there is no room for it, memory of
                 this process that readers copy.
         """
-        if self._trainer.table is None:
+        # In a thread: that of a service is downloaded.
+        table: WeightTable | None = await trio.to_thread.run_sync(lambda: self._trainer.table)
+        if table is None:
             return None
         if path is not None:
-            table = await trio.to_thread.run_sync(self._trainer.write_weight_file, path)
-            return PublishedWeights(table, WeightFile(path))
-        table = self._trainer.table
+            written = await trio.to_thread.run_sync(self._trainer.write_weight_file, path)
+            return PublishedWeights(written, WeightFile(path))
         try:
             buffer = await allocate(table.total_bytes)
         except MemoryError:

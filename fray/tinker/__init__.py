@@ -3,8 +3,9 @@
 Upwards, each may import those above it:
 
 - `wire`: codecs of what travels, as pure functions. `core`: what decides, without Trio, clocks and files.
-- `http_client`: JSON over HTTP. `store`, `api_store`: what is on disk. `rewards`: uploaded code, reward servers.
-  `environments`: episodes with the environment servers of users. `game`: such a server.
+- `http_client`: JSON over HTTP. `tinker_client`: client of the Tinker API, of remote trainers.
+- `store`, `api_store`: what is on disk. `rewards`: uploaded code, reward servers. `environments`: episodes with the
+  environment servers of users. `game`: such a server.
 - `training_runner`, `engine`, `adapter_runner`, `adapter_engine`: the process that has the model.
 - `kept_engine`: an actor that is started again; `replaced_engine`: answers of one that may be lost.
 - `engine_runner`: engine of one job; `job_runner`: training, with a ledger; `inference_runner`: inference.

@@ -1,4 +1,4 @@
-"""Sync HTTP connection for JSON: of the clients, and to reward servers. The one module here that imports httpx."""
+"""Sync HTTP connection: of the clients, and to reward servers. The one module here that imports httpx."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import httpx
-from attrs import frozen
+from attrs import field, frozen
 
 CONNECT_S = 10.0
 """Seconds for a connection to be made."""
@@ -25,6 +25,15 @@ class JsonReply:
 
     status: int
     body: Any
+
+
+@frozen
+class RawReply:
+    """Answer of a server: its status, its kind (``Content-Type``), and the bytes of its body."""
+
+    status: int
+    kind: str
+    content: bytes = field(repr=False)
 
 
 class JsonConnection:
@@ -87,11 +96,19 @@ class JsonConnection:
         """
         content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         kind = {} if body is None else {"Content-Type": "application/json"}
+        reply = self.exchange(method, path, content, headers={**kind, **(headers or {})})
+        try:
+            return JsonReply(reply.status, json.loads(reply.content))
+        except (ValueError, RecursionError):
+            return JsonReply(reply.status, reply.content.decode(errors="replace"))
+
+    def exchange(
+        self, method: str, path: str, content: bytes | None = None, *, headers: Mapping[str, str] | None = None
+    ) -> RawReply:
+        """Send a request whose body, and that of the answer, are any bytes. Raises as `request`."""
         place = f"{method} {self.url}{path}"
         try:
-            with self._client.stream(
-                method, self.url + path, content=content, headers={**kind, **(headers or {})}
-            ) as response:
+            with self._client.stream(method, self.url + path, content=content, headers=headers) as response:
                 got = response.read() if self._answer_limit is None else self._limited(response, place)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             raise ServerUnreachable(f"{place}: {error or 'no connection in time'}") from error
@@ -99,10 +116,7 @@ class JsonConnection:
             raise TimeoutError(f"{place}: {error or 'no answer in time'}") from error
         except httpx.HTTPError as error:
             raise ConnectionError(f"{place}: {error or type(error).__name__}") from error
-        try:
-            return JsonReply(response.status_code, json.loads(got))
-        except (ValueError, RecursionError):
-            return JsonReply(response.status_code, got.decode(errors="replace"))
+        return RawReply(response.status_code, response.headers.get("Content-Type", ""), got)
 
     def _limited(self, response: httpx.Response, place: str) -> bytes:
         """Return what a server sends, as it is: something compressed would be longer than its bytes."""

@@ -12,15 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fray.rl.train.datums import Datum
 from fray.tinker.wire.messages import MESSAGES
 from fray.tinker.wire.tinker_json import Fields, adam_of, lora_of, sample_of
 from fray.tinker.wire.tinker_proto import (
     BFLOAT16,
     FLOAT32,
     INT64,
+    ForwardRequest,
     WireError,
+    decode_forward_output,
     decode_forward_request,
     encode_forward_output,
+    encode_forward_request,
     encode_samples,
 )
 
@@ -59,6 +63,12 @@ def test_cross_entropy_without_weights_has_weights_of_1() -> None:
     message = request()
     message.loss_fn = "cross_entropy"
     assert decode_forward_request(message.SerializeToString()).data[0].columns["weights"] == [1.0, 1.0]
+
+
+def test_a_request_of_frays_client_is_decoded_as_it_was() -> None:
+    columns = {"logprobs": [-1.5, 0.0], "advantages": [0.25, -2.0]}
+    sent = ForwardRequest("s:train:0", 4, [Datum([1, 2], [2, 3], columns), Datum([5], [6], columns)], "ppo", {"a": 1.5})
+    assert decode_forward_request(encode_forward_request(sent)) == sent
 
 
 def _without_targets(message: Any) -> None:
@@ -136,6 +146,23 @@ def test_changed_messages_are_decoded_or_refused(data: st.DataObject) -> None:
         decode_forward_request(bytes(body))
     except WireError:
         pass
+
+
+def test_results_of_forward_passes_are_read_as_they_were_written_or_refused() -> None:
+    outputs, metrics = {"logprobs": [[-1.5, float("inf")], [], [0.25]], "loss": [[1.0]]}, {"loss:sum": -0.5}
+    body = encode_forward_output(outputs, metrics)
+    assert decode_forward_output(body) == (outputs, metrics)
+    message = MESSAGES["ForwardBackwardOutput"]()
+    message.ParseFromString(body)
+    column = message.loss_fn_outputs[0].fields["loss"]
+    for offsets, sentence in (
+        (np.array([0, 8], "<i8").tobytes(), r"loss_fn_outputs\['loss'\]: offsets \[0, 8\] of 4 bytes"),
+        (np.array([0, 4], "<i8").tobytes()[:-1], r"loss_fn_outputs\['loss'\]: 15 bytes of offsets, dtype 1"),
+        (b"", r"loss_fn_outputs\['loss'\]: offsets \[\] of 4 bytes"),
+    ):
+        column.offsets = offsets
+        with pytest.raises(WireError, match=sentence):
+            decode_forward_output(message.SerializeToString())
 
 
 def test_results_of_forward_passes_are_ragged() -> None:

@@ -27,7 +27,14 @@ from fray.rl.rollout_worker.base_rollout_worker import evaluator_class
 from fray.rl.run import Run
 from fray.rl.tokenizers import load_limits
 from fray.rl.train.settings import GRPO
-from fray.rl.trainer import BaseTrainer, MockTrainService, SelfHostedGrpoTrainer, SelfHostedTrainer
+from fray.rl.trainer import (
+    BaseTrainer,
+    MockTrainService,
+    RemoteApiTrainer,
+    SelfHostedGrpoTrainer,
+    SelfHostedTrainer,
+    TinkerServiceHolder,
+)
 
 logger = logging.getLogger("fray.rl")
 NO_SAVE = 2**31
@@ -221,11 +228,6 @@ def _check_supported(config: GuideConfig) -> None:
         kind = attrgetter(path)(config)
         if kind != "default":
             raise InvalidRequest(f"{path} is {kind!r}, a class of yours that a run does not use; expected 'default'")
-    if config.service.train_service.backend == "tinker":
-        raise InvalidRequest(
-            "service.train_service.backend is 'tinker'; expected 'torch', or a trainer of yours with a "
-            "TinkerServiceHolder: rl.Run(trainer=...)"
-        )
 
 
 def _items(loader: BaseDataLoader) -> Iterator[dict[str, Any]]:
@@ -335,8 +337,9 @@ def _trainer_of(config: GuideConfig, trainer_class: type[BaseTrainer], settings:
     Raises:
         InvalidRequest: the class is abstract, or its constructor refuses the settings.
     """
-    is_mock = config.service.train_service.backend == "mock"
-    if trainer_class is SelfHostedGrpoTrainer and not is_mock:
+    backend = config.service.train_service.backend
+    is_mock = backend == "mock"
+    if trainer_class is SelfHostedGrpoTrainer and backend == "torch":
         return settings
     if inspect.isabstract(trainer_class):
         raise InvalidRequest(
@@ -348,9 +351,36 @@ def _trainer_of(config: GuideConfig, trainer_class: type[BaseTrainer], settings:
     own["model_tag"] = model_tag_of(config)
     service = {"train_service": MockTrainService()} if is_mock and issubclass(trainer_class, SelfHostedTrainer) else {}
     try:
-        return trainer_class(own, **service)
+        trainer = trainer_class(own, **service)
+        if backend == "tinker":
+            _set_tinker_service(trainer, config)
     except ValueError as error:
         raise InvalidRequest(f"trainer: {error}") from None
+    return trainer
+
+
+def _set_tinker_service(trainer: BaseTrainer, config: GuideConfig) -> None:
+    """Let a service with the Tinker API train. Raises InvalidRequest for a trainer that has no such service."""
+    service = config.service.train_service
+    if not isinstance(trainer, RemoteApiTrainer):
+        raise InvalidRequest(
+            f"service.train_service.backend is 'tinker', and the trainer {type(trainer).__name__}: expected "
+            "trainer.type remote_api_grpo or remote_api_cross_entropy, or a class that derives from RemoteApiTrainer"
+        )
+    base_model = service.base_model or service.model
+    try:
+        holder = TinkerServiceHolder(
+            base_url=service.url,
+            base_model=base_model,
+            rank=service.rank,
+            seed=service.seed,
+            key_file=service.key_file,
+            ca_file=service.ca_file,
+            timeout_s=service.timeout_s,
+        )
+    except ValueError as error:
+        raise InvalidRequest(f"service.train_service: {error}") from None
+    trainer.set_service_holder(holder)
 
 
 def _output(config: GuideConfig) -> tuple[Path | None, Path | None]:

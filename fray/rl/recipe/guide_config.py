@@ -57,6 +57,10 @@ WITHOUT_EFFECT: dict[str, str] = {
         f"service.train_service.{key}": "a run trains in processes of its own"
         for key in ("url", "api_key", "identifier", "max_retries", "timeout_s")
     },
+    **{
+        f"service.train_service.{key}": "it is of the backend 'tinker'"
+        for key in ("base_model", "rank", "seed", "key_file", "ca_file")
+    },
     "trainer.sync_weight_path": "files of weights (sync_method: disk) are beside the checkpoints",
     **{
         f"validate.data.{key}": EACH_ROW_ONCE
@@ -68,6 +72,10 @@ WITHOUT_EFFECT: dict[str, str] = {
     "weight.checkpoint_manager": "trainer.checkpoint_path and its neighbours say what is saved",
 }
 """Keys that are accepted and have no effect in a run, and why. Those without a reason are of Hydra itself."""
+OF_TINKER = {
+    f"service.train_service.{key}" for key in ("url", "base_model", "rank", "seed", "key_file", "ca_file", "timeout_s")
+}
+"""Such keys that have an effect with the backend ``tinker``."""
 
 
 @define
@@ -137,6 +145,14 @@ class TrainServiceConfig(ServiceConfig):
     identifier: str | None = None
     world_size: Count = 1
     """Processes of the trainer."""
+    base_model: str | None = None
+    """Name of the model for the backend ``tinker``. Default: ``model``, if that is a name."""
+    rank: Count = 32
+    """Rank of the adapter that ``tinker`` trains."""
+    seed: FromZero = 0
+    """Seed of the first weights of that adapter."""
+    key_file: str | None = field(default=None, metadata=INPUT)
+    ca_file: str | None = field(default=None, metadata=INPUT)
 
 
 @define
@@ -461,7 +477,8 @@ def guide_config(settings: Settings, *, types: Mapping[str, Collection[str]] | N
     if problems:
         raise invalid(settings.name, problems)
     config.grpo()
-    config.unused = tuple(_unused_keys(settings.values))
+    used = OF_TINKER if config.service.train_service.backend == "tinker" else set()
+    config.unused = tuple(path for path in _unused_keys(settings.values) if path not in used)
     if reasons := [f"{path} ({reason})" for path in config.unused if (reason := WITHOUT_EFFECT[path])]:
         logger.warning("%s: keys without effect: %s", settings.name, "; ".join(reasons))
     return config
@@ -492,6 +509,7 @@ def _contradictions(config: GuideConfig) -> Iterator[tuple[str, str]]:
         yield "service.train_service.backend", text
     elif train.backend not in TRAIN_BACKENDS:
         yield "service.train_service.backend", expected_one_of(train.backend, TRAIN_BACKENDS)
+    yield from _tinker_problems(config)
     if inference.backend not in INFERENCE_BACKENDS:
         yield "service.inference_service.backend", expected_one_of(inference.backend, INFERENCE_BACKENDS)
     group, pool = config.trajectory_pool.group_size, config.trajectory_pool.batch_size
@@ -505,6 +523,21 @@ def _contradictions(config: GuideConfig) -> Iterator[tuple[str, str]]:
     yield from _pairs(config)
     if (limit := inference.max_length) is not None:
         yield from length_problems(config, limit, "service.inference_service.max_length")
+
+
+def _tinker_problems(config: GuideConfig) -> Iterator[tuple[str, str]]:
+    train = config.service.train_service
+    if train.backend != "tinker":
+        return
+    if train.url is None:
+        yield "service.train_service.url", "missing; backend 'tinker' needs the address of the service"
+    if train.base_model is None and not isinstance(train.model, str):
+        yield "service.train_service.base_model", "missing; expected the name that the service has for the model"
+    if train.api_key is not None:
+        text = "a configuration is logged; expected key_file, or the variable FRAY_TINKER_KEY or TINKER_API_KEY"
+        yield "service.train_service.api_key", text
+    if train.world_size != 1:
+        yield "service.train_service.world_size", f"found {train.world_size}; the service trains, with 1 process here"
 
 
 def _pairs(config: GuideConfig) -> Iterator[tuple[str, str]]:

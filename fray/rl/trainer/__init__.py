@@ -3,7 +3,8 @@
 - `base_trainer`: `BaseTrainer`: a method from trajectories to metrics, and the policy of the run to train.
 - `train_service`: the model behind verbs: forward, forward_backward, optim_step, checkpoints.
 - `self_hosted`: trainers that prepare a padded batch, GRPO among them.
-- `remote_api`: trainers that send datums to a service of Tinker's verbs.
+- `tinker_service`: a service with the Tinker API, over HTTP, as what trains.
+- `remote_api`: trainers that send datums to a service of Tinker's verbs, there or in their process.
 
 Importing it loads no torch; the process of a trainer does.
 """

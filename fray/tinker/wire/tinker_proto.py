@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -164,6 +165,46 @@ def encode_forward_output(outputs: Mapping[str, Sequence[Any]], metrics: Mapping
         column.offsets = np.cumsum([0, *(array.nbytes for array in arrays)], dtype="<i8").tobytes()
         record.num_datums = len(arrays)
     return bytes(message.SerializeToString())
+
+
+def encode_forward_request(request: ForwardRequest) -> bytes:
+    """Return the body of a request, which `decode_forward_request` reads; numbers are float32."""
+    message = MESSAGES["ForwardBackwardRequest"](
+        model_id=request.model_id, seq_id=request.seq_id, loss_fn=request.loss, forward_only=not request.backward
+    )
+    message.loss_fn_config.update(request.config)
+    for datum in request.data:
+        encoded = message.data.add()
+        encoded.model_input.add().encoded_text.tokens = np.asarray(datum.tokens, "<i4").tobytes()
+        targets = encoded.loss_fn_inputs["target_tokens"]
+        targets.dense, targets.dtype = np.asarray(datum.targets, "<i8").tobytes(), INT64
+        for name, values in datum.columns.items():
+            column = encoded.loss_fn_inputs[name]
+            column.dense, column.dtype = np.asarray(values, "<f4").tobytes(), FLOAT32
+    return bytes(message.SerializeToString())
+
+
+def decode_forward_output(body: bytes) -> tuple[dict[str, list[list[float]]], dict[str, float]]:
+    """Return the outputs by name, the numbers of each datum, and the metrics, as `encode_forward_output` got them.
+
+    Raises:
+        WireError: it is another message, or the places of the numbers are not in it.
+    """
+    message = _parsed("ForwardBackwardOutput", body)
+    outputs: dict[str, list[list[float]]] = {}
+    for record in message.loss_fn_outputs:
+        for name, column in record.fields.items():
+            place = f"loss_fn_outputs[{name!r}]"
+            if len(column.offsets) % 8 or column.dtype not in _DTYPES:
+                raise WireError(
+                    f"{place}: {len(column.offsets)} bytes of offsets, dtype {column.dtype}; expected int64"
+                )
+            offsets = np.frombuffer(column.offsets, "<i8").tolist()
+            if not offsets or sorted(offsets) != offsets or offsets[0] < 0 or offsets[-1] > len(column.data):
+                raise WireError(f"{place}: offsets {offsets!s:.100} of {len(column.data)} bytes")
+            rows = [_numbers(column.data[a:b], column.dtype, place) for a, b in pairwise(offsets)]
+            outputs.setdefault(name, []).extend(rows)
+    return outputs, dict(message.metrics)
 
 
 def encode_samples(

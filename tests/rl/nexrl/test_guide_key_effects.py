@@ -270,6 +270,7 @@ def test_a_key_without_effect_changes_nothing_and_is_named(
         "weight.checkpoint_manager": {"type": "mine"},
     }
     kinds = {"url": "http://x", "api_key": "k", "identifier": "i", "sync_weight_path": "weights"}
+    kinds |= {"base_model": "m", "key_file": ".", "ca_file": "."}
     flags = ("drop_last", "shuffle", "keep_batch_order")
     name = path.rpartition(".")[2]
     value = values.get(path, kinds.get(name, name in flags or (False if name == "enabled" else 9)))

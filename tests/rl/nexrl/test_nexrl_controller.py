@@ -277,7 +277,22 @@ def test_a_checkpoint_of_another_run_is_copied_once(tmp_path: Path) -> None:
             {"service.inference_service.backend": "vllm"},
             "backend is 'vllm', which a run does not train with",
         ),
-        ({"service.train_service.backend": "tinker"}, "backend is 'tinker'; expected 'torch', or a trainer of yours"),
+        (
+            {"service.train_service": {"backend": "tinker", "model": "m", "url": "http://localhost:1"}},
+            "backend is 'tinker', and the trainer SelfHostedGrpoTrainer: expected trainer.type remote_api_grpo",
+        ),
+        (
+            {
+                "service.train_service": {"backend": "tinker", "model": "m", "url": "http://far:1"},
+                "trainer.type": "remote_api_grpo",
+            },
+            "service.train_service: base_url is http, and far is another machine: .* expected https",
+        ),
+        ({"service.train_service": {"backend": "tinker"}}, "service.train_service.url: missing; backend 'tinker'"),
+        (
+            {"service.train_service": {"backend": "tinker", "api_key": "tml-1"}},
+            "service.train_service.api_key: a configuration is logged; expected key_file",
+        ),
         (
             {"weight.sync_method": "vllm"},
             "weight.sync_method is 'vllm', for servers that a run does not have",

@@ -63,6 +63,19 @@ def test_metrics_that_are_no_numbers_end_the_run_by_name() -> None:
         trio.run(run(1, trainer=BadMetrics({"groups": 4, "group_size": 2, "steps": 3})).main)
 
 
+class Unprepared(Collecting):
+    """Trainer that cannot be prepared."""
+
+    def initialize_workers(self) -> None:
+        raise LookupError("no such table")
+
+
+def test_an_error_before_the_first_update_is_raised_once() -> None:
+    with pytest.raises(LookupError, match="no such table") as raised:
+        trio.run(run(1, trainer=Unprepared({"groups": 4, "group_size": 2, "steps": 3})).main)
+    assert any("raised by the constructor of actor TrainerProcess" in note for note in raised.value.__notes__)
+
+
 def test_the_guides_grpo_trainer_learns_in_a_run_and_continues_when_it_is_killed(tmp_path: Path) -> None:
     killed: list[int] = []
 
