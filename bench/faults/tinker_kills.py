@@ -33,6 +33,7 @@ from bench.tinker import MODELS, ROOT, output_of
 from examples.opentinker_client import CONFIG, REWARD, batch_of
 from fray import tinker
 from fray.tinker.http_client import ServerUnreachable
+from fray.tinker.opentinker.client import TrainingServiceError
 
 SDK = ROOT / ".venv-tinker-0.38/bin/python"
 PAUSE_S = (0.3, 5.0)
@@ -164,11 +165,13 @@ def train_job(url: str) -> list[float]:
     """Train through OpenTinker's protocol; return the reward of each step."""
     scheduler = tinker.SchedulerClient(url, retry_delay_s=0.2)
     while True:
-        # Sent once by the client; what a lost service has accepted ends without a client.
-        with contextlib.suppress(ServerUnreachable):
+        # Sent once by the client; what a lost service has accepted ends without a client. A job whose engine is killed
+        # before it has ever run has failed.
+        with contextlib.suppress(ServerUnreachable, TrainingServiceError):
             job_id = scheduler.submit_job({})["job_id"]
+            running_job = scheduler.wait_until_running(job_id)
             break
-    service = tinker.ServiceClient(scheduler.wait_until_running(job_id)["server_url"])
+    service = tinker.ServiceClient(running_job["server_url"])
     service.set_config({**CONFIG, "actor_rollout_ref.model.path": "digits"}, reward=("share_right", REWARD))
     rng = random.Random(0)
     batches = (batch_of(["".join(rng.choices("0123456789", k=3)) for _ in range(32)]) for _ in range(STEPS["job"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,22 @@ import trio
 from attrs import frozen
 
 from fray.api.cluster import Cluster
+from fray.errors import FrayError
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig
 from fray.rl.model_spec import ModelSpec
+from fray.tinker.core.job_states import ServiceJobState
 from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits
-from fray.tinker.kept_engine import KeptEngine
+from fray.tinker.kept_engine import EngineFailed, KeptEngine, failed_start
 from fray.tinker.store import ServiceJob
 from fray.tracebacks import failure_text
 
 RESTARTS = 20
 """Restarts of an engine within `RESTART_PERIOD_S`, before its job fails."""
 RESTART_PERIOD_S = 600.0
+
+START_CHECK_S = 1.0
+"""Pause between two looks whether an engine has died while it was started."""
 
 log = logging.getLogger("fray.tinker")
 
@@ -67,7 +73,9 @@ class EngineRunner(ABC):
 
     def __init__(self, job: ServiceJob, plan: EnginePlan, callbacks: JobCallbacks) -> None:
         self.job_id, self._plan, self._callbacks = job.job_id, plan, callbacks
-        self._kept = KeptEngine(f"tinker-{job.job_id}", self._create)
+        self._name = f"tinker-{job.job_id}"
+        self._kept = KeptEngine(self._name, self._create)
+        self._has_run = job.state is ServiceJobState.RUNNING
         self._scope = trio.CancelScope()
         self.seen_at = trio.current_time()
         """Time of its client's last request, or of the last answer to one."""
@@ -93,6 +101,7 @@ class EngineRunner(ABC):
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._kept.run, cluster)
+                    nursery.start_soon(self._watch_start, cluster)
                     await self._follow()
             except* Exception as group:  # noqa: BLE001 (whatever it is, it ends this job, and not the service)
                 failure = group
@@ -101,6 +110,19 @@ class EngineRunner(ABC):
             text = failure_text(failure)
             log.error("job %s failed: %s", self.job_id, text)
             await self._callbacks.on_failure(text)
+
+    async def _watch_start(self, cluster: Cluster) -> None:
+        """Raise EngineFailed if the engine of a job that has never run dies by its own doing, as out of memory."""
+        while not self._has_run:
+            with suppress(FrayError):  # the cluster does not answer now
+                if cause := await failed_start(cluster, self._name):
+                    raise EngineFailed(cause)
+            await trio.sleep(START_CHECK_S)
+
+    async def _note_start(self) -> None:
+        """Note that the engine is ready."""
+        self._has_run = True
+        await self._callbacks.on_start()
 
     @abstractmethod
     async def _follow(self) -> None:
@@ -114,7 +136,7 @@ class EngineRunner(ABC):
         return await scope.create_actor(
             kind,
             *arguments,
-            name=f"tinker-{self.job_id}",
+            name=self._name,
             resources=self._plan.resources,
             actor_config=ActorConfig(max_restarts=RESTARTS, restart_period_s=RESTART_PERIOD_S, must_start=True),
             on_failure="absorb",

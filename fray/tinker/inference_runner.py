@@ -142,7 +142,7 @@ class InferenceRunner(EngineRunner):
                 # Returns when the model is loaded.
                 await engine.status.options(idempotent=True)()
                 self._is_loaded = True
-                await self._callbacks.on_start()
+                await self._note_start()
                 has_started, busy_s = True, 0.0
                 while True:
                     await trio.sleep(USE_S)

@@ -196,7 +196,7 @@ class JobRunner(EngineRunner):
             self._begun_at = None
             try:
                 self.ledger.rewind(await engine.begin())
-                await self._callbacks.on_start()
+                await self._note_start()
                 await self._execute(engine)
             except (ActorDied, EngineRestarted):
                 continue  # the next one is there, or comes, or none does

@@ -11,10 +11,14 @@ import trio
 from fray.api.actors.monitor import Down, monitor
 from fray.api.cluster import Cluster
 from fray.errors import FrayError
+from fray.model.specs import EndReason
 from fray.tracebacks import failure_text
 
 MakeActor: TypeAlias = Callable[[Any], Awaitable[Any]]
 """Creates the actor in a scope that it is given."""
+
+_OWN_DOING = (EndReason.FAILURE, EndReason.KILLED, EndReason.OUT_OF_MEMORY)
+"""Causes for which another start would do no better; machines that are lost or taken away are others."""
 
 log = logging.getLogger("fray.tinker")
 
@@ -36,6 +40,18 @@ async def explained_engine(cluster: Cluster, name: str) -> str:
         return await cluster.explain(engines[-1].job_id)
     except FrayError as error:
         return f"it is being started; {error}"
+
+
+async def failed_start(cluster: Cluster, name: str) -> str:
+    """Return why the first process of the engine of a name that died by its own doing did; empty: none did.
+
+    Nothing is said of one that is not started again: those who wait for it get its error.
+    """
+    for engine in [each for each in await cluster.list_jobs() if each.name == name][-1:]:
+        for attempt in engine.attempts:
+            if attempt.cause in _OWN_DOING and not engine.state.finished:
+                return f"the engine died while it was started: {attempt.message or attempt.cause.value}"
+    return ""
 
 
 class KeptEngine:
