@@ -2,7 +2,7 @@
 
 A model is an adapter that is trained. What it saves is below the directory of the engine at ``MODEL/weights/NAME``,
 ``MODEL/sampler_weights/NAME`` and ``MODEL/external_weights/NAME``, beside ``MODEL/snapshots`` and, while it is not in
-memory, ``MODEL/offloaded``.
+memory, ``MODEL/offloaded`` (``MODEL/offloaded-1`` by the second engine of the directory, and so on).
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class AdapterEngineSettings:
         threads: of the computation; None: as many as torch takes.
         dtype: of the base model; adapters have float32 at least.
         device: as torch has it.
+        number: of the engine among those that share its directory; each model is trained by one of them.
     """
 
     resident: int = 64
@@ -68,6 +69,7 @@ class AdapterEngineSettings:
     threads: int | None = None
     dtype: str = "float32"
     device: str = "cpu"
+    number: int = 0
 
 
 @define(eq=False)
@@ -132,13 +134,14 @@ class AdapterRunner:
         self._adapters = self._trainer.adapters
         self._engine = Engine(lm, VersionName(0, 0), slots=settings.slots, adapters=self._adapters)
         self._directory, self._clock = directory, clock
+        self._offloaded_folder = f"offloaded{f'-{settings.number}' if settings.number else ''}"
         self.max_length, self.vocabulary_size = lm.max_length, lm.vocabulary_size
         self.models: dict[str, TrainedModel] = {}
         self.resident: set[str] = set()
         self.keep: frozenset[str] = frozenset()
         """Adapters that may be in memory; another one leaves it when one comes."""
         # Of an engine that was lost: its snapshots count.
-        for path in directory.glob("*/offloaded"):
+        for path in directory.glob(f"*/{self._offloaded_folder}"):
             shutil.rmtree(path, ignore_errors=True)
 
     # Models -----------------------------------------------------------------------------------------------------------
@@ -301,7 +304,7 @@ class AdapterRunner:
                 self.resident.discard(name)
 
     def _offloaded(self, model_id: str) -> Path:
-        return self._directory / model_id / "offloaded"
+        return self._directory / model_id / self._offloaded_folder
 
     def _snapshots_of(self, model: TrainedModel) -> Path:
         return self._directory / model.name / "snapshots"

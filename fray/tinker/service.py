@@ -69,6 +69,7 @@ class ServiceSettings:
         session_s: seconds without a heartbeat after which a session of the Tinker API ends.
         tls: files with the certificate and its key.
         has_own_authority: without ``tls``, certificates are of an authority in the directory; else HTTP without TLS.
+        engines: of each base model, for the Tinker API.
     """
 
     directory: Path
@@ -81,6 +82,7 @@ class ServiceSettings:
     session_s: float
     tls: tuple[Path, Path] | None = None
     has_own_authority: bool = False
+    engines: int = 1
 
 
 class TrainingService:
@@ -101,7 +103,12 @@ class TrainingService:
         self._runs = TinkerRuns(
             self._api_store,
             AdapterPlan(
-                settings.models, settings.directory / "models", settings.threads, settings.resources, settings.session_s
+                settings.models,
+                settings.directory / "models",
+                settings.threads,
+                settings.resources,
+                settings.session_s,
+                settings.engines,
             ),
             lambda user_id, tokens, seconds: self._jobs.usage.add(trio.current_time(), user_id, tokens, seconds),
             settings.limits.user,
@@ -287,6 +294,7 @@ async def serve(
     auth: bool | None = None,
     open_registration: bool | None = None,
     virtual_gpus: int = 0,
+    engines: int = 1,
     threads: int | None = None,
     resources: ResourceConfig | None = None,
     session_s: float = 300.0,
@@ -311,6 +319,8 @@ async def serve(
         auth: keys are required. Default: beyond loopback.
         open_registration: ``POST /register`` makes users. Default: on loopback.
         virtual_gpus: CPU engines that count as GPUs, for clients that ask for some; a job then has one by default.
+        engines: processes with each base model, for the Tinker API. Each model is trained by one of them; samples are
+            made by any, and by another one at once when one is killed.
         threads: of each engine's computation; None: as many as torch takes.
         resources: that each engine reserves. Default: 1 CPU and 2 GB.
         session_s: seconds without a heartbeat after which a session of the Tinker API ends.
@@ -321,10 +331,12 @@ async def serve(
         insecure: for tests: no TLS beyond loopback.
 
     Raises:
-        InvalidRequest: no models or two of one name, a directory that another service uses, keys switched off beyond
-            loopback, an invalid host, or a certificate that cannot be used.
+        InvalidRequest: no models or two of one name, no engine, a directory that another service uses, keys switched
+            off beyond loopback, an invalid host, or a certificate that cannot be used.
         ExceptionGroup: of OSError: the port is taken.
     """
+    if engines < 1:
+        raise InvalidRequest(f"engines={engines}: expected at least 1")
     is_loopback = host in LOOPBACK
     if auth is False and not is_loopback:
         raise InvalidRequest(f"auth=False with host={host!r}: beyond loopback keys are required")
@@ -352,6 +364,7 @@ async def serve(
     settings = ServiceSettings(
         *(place, host, port, limits, named, threads, resources, session_s, files),
         has_own_authority=has_authority,
+        engines=engines,
     )
     async with (
         (cluster or current_cluster()).open_scope("tinker") as scope,

@@ -137,7 +137,7 @@ def _run_pairs(run: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _engine_lines(engines: Sequence[dict[str, Any]]) -> list[str]:
     return [
-        f"engine of {each['base_model']}: "
+        f"engine{f' {number}' if (number := each['number']) else ''} of {each['base_model']}: "
         + (
             f"{each['resident']} adapters resident, {each['offloaded']} offloaded"
             if each["is_up"]

@@ -31,6 +31,13 @@ def add_tinker(verbs: Verbs) -> None:
     parser.add_argument("--auth", action="store_true", help="require keys on loopback, too")
     parser.add_argument("--open-registration", action="store_true", help="POST /register makes users beyond loopback")
     parser.add_argument(
+        "--engines",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes with each base model, for the Tinker SDK (default: %(default)s)",
+    )
+    parser.add_argument(
         "--virtual-gpus", type=int, default=0, metavar="N", help="CPU engines that count as GPUs, for some clients"
     )
     parser.add_argument(

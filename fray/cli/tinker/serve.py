@@ -34,6 +34,7 @@ async def serve(options: argparse.Namespace) -> int:
             auth=True if options.auth else None,
             open_registration=True if options.open_registration else None,
             virtual_gpus=options.virtual_gpus,
+            engines=options.engines,
             user_limits=limits,
             client_grace_s=grace_s or 0.0,
             tls=(options.tls_cert, options.tls_key) if options.tls_cert else None,

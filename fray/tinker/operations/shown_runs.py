@@ -26,13 +26,15 @@ def shown_runs(runs: TinkerRuns, is_visible: IsVisible, name_of: NameOf) -> dict
         "engines": [
             {
                 "base_model": engine.base_model,
+                "number": engine.number,
                 "is_up": engine.is_up,
                 "starts": engine.starts,
                 "resident": len(engine.info.get("resident", ())),
                 "offloaded": len(engine.info.get("offloaded", ())),
                 "error": engine.failure,
             }
-            for engine in runs.engines.values()
+            for engines in runs.engines.values()
+            for engine in engines
         ],
         "models": [
             shown_model(runs, each, name_of)
@@ -63,10 +65,10 @@ def shown_model(runs: TinkerRuns, model: TinkerModel, name_of: NameOf) -> dict[s
 def shown_sampler(runs: TinkerRuns, sampler: TinkerSampler, name_of: NameOf) -> dict[str, Any]:
     """Return facts about a sampler."""
     waiting = runs.waiting_of(sampler.id)
-    engine = runs.engines.get(sampler.base_model)
+    engines = runs.engines.get(sampler.base_model, ())
     activity = f"{waiting} requests for samples wait" if waiting else "waits for its client's next request"
-    if waiting and engine is not None and not engine.is_up:
-        activity += f": {engine.starting}"
+    if waiting and engines and not any(engine.is_up for engine in engines):
+        activity += f": {engines[0].starting}"
     return {
         "sampler_id": sampler.id,
         "user": name_of(sampler.user_id),
@@ -91,7 +93,7 @@ def shown_checkpoint(checkpoint: TinkerCheckpoint, name_of: NameOf) -> dict[str,
 
 
 def _place(runs: TinkerRuns, base_model: str, name: str) -> str:
-    """Return where an adapter is: ``resident``, or ``offloaded`` to disk; empty: its engine has none of it."""
-    engine = runs.engines.get(base_model)
-    info = engine.info if engine is not None else {}
-    return next((place for place in ("resident", "offloaded") if name in info.get(place, ())), "")
+    """Return where an adapter is: ``resident``, or ``offloaded`` to disk; empty: no engine has it."""
+    engines = runs.engines.get(base_model, ())
+    places = ("resident", "offloaded")
+    return next((each for each in places if any(name in engine.info.get(each, ()) for engine in engines)), "")

@@ -1,10 +1,12 @@
-"""Engine of one base model: started when it is needed first, and again when it is lost."""
+"""An engine of a base model: started when it is needed first, and again when it is lost."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ class AdapterPlan:
         threads: of each engine's computation; None: as many as torch takes.
         resources: that each reserves.
         session_s: seconds without a heartbeat after which a session ends.
+        engines: of each base model.
     """
 
     models: Mapping[str, ModelSpec]
@@ -44,9 +47,10 @@ class AdapterPlan:
     threads: int | None = None
     resources: ResourceConfig | None = None
     session_s: float = 300.0
+    engines: int = 1
 
     def directory_of(self, base_model: str) -> Path:
-        """Return the directory of the engine of a base model."""
+        """Return the directory of the engines of a base model."""
         digest = hashlib.sha256(base_model.encode()).hexdigest()[:8]
         return self.directory / f"{_slug(base_model)}-{digest}"
 
@@ -56,20 +60,37 @@ def _slug(name: str) -> str:
 
 
 class BaseEngine(KeptEngine):
-    """Engine of one base model.
+    """An engine of a base model.
 
     Args:
         base_model: its name.
         plan: settings.
+        number: of the engine among those of the base model.
+        on_change: called when it has come, was lost, or has failed.
     """
 
-    def __init__(self, base_model: str, plan: AdapterPlan) -> None:
-        self.base_model, self._plan = base_model, plan
+    def __init__(self, base_model: str, plan: AdapterPlan, number: int, on_change: Callable[[], None]) -> None:
+        self.base_model, self.number, self._plan, self._on_change = base_model, number, plan, on_change
+        self.models: set[str] = set()
+        """Models that it trains."""
+        self.under_way: Counter[str | None] = Counter()
+        """Samples that are made, by their weights; None: those of the base model."""
         self.info: dict[str, Any] = {}
         """Facts of `AdapterEngine.info`, at most `INFO_S` old; empty: it is not up."""
         self.starting = f"the engine of {base_model} is being started"
         """State of an engine that is not up, with what it waits for."""
-        super().__init__(f"tinker-engine-{_slug(base_model)}", self._create)
+        super().__init__(f"tinker-engine-{_slug(base_model)}{f'-{number}' if number else ''}", self._create)
+
+    @contextmanager
+    def sampling(self, weights: str | None, count: int) -> Iterator[None]:
+        """Count samples as under way."""
+        self.under_way[weights] += count
+        try:
+            yield
+        finally:
+            self.under_way[weights] -= count
+            if not self.under_way[weights]:
+                del self.under_way[weights]
 
     async def watch(self, cluster: Cluster, on_use: Callable[[str, float], None]) -> None:
         """Keep `info` and `starting`, and report the seconds of computation by user, until it starts no more."""
@@ -103,9 +124,13 @@ class BaseEngine(KeptEngine):
             AdapterEngine,
             self._plan.models[self.base_model],
             self._plan.directory_of(self.base_model),
-            AdapterEngineSettings(threads=self._plan.threads),
+            AdapterEngineSettings(threads=self._plan.threads, number=self.number),
             name=self._name,
             resources=self._plan.resources,
             actor_config=ActorConfig(max_restarts=RESTARTS, restart_period_s=RESTART_PERIOD_S, must_start=True),
             on_failure="absorb",
         )
+
+    def _wake(self) -> None:
+        super()._wake()
+        self._on_change()

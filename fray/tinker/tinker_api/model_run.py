@@ -65,7 +65,7 @@ class ModelRun:
         model: its record.
         store: of the API.
         entries: requests of before a restart of the service.
-        engine: of its base model.
+        engine: that trains it.
         find_checkpoint: returns the checkpoint of a path that the user may load; raises UserError.
         has_checkpoint: returns whether there is a checkpoint of a path.
         on_saved: called with what an operation saved, before its answer is kept.
@@ -85,7 +85,7 @@ class ModelRun:
         on_answer: Callable[[int], None],
         on_tokens: Callable[[int], None],
     ) -> None:
-        self.model, self._store, self._engine = model, store, engine
+        self.model, self._store, self.engine = model, store, engine
         self.ledger = Ledger(entries, first=0)
         self._find_checkpoint, self._has_checkpoint = find_checkpoint, has_checkpoint
         self._on_saved, self._on_answer, self._on_tokens = on_saved, on_answer, on_tokens
@@ -133,8 +133,8 @@ class ModelRun:
             return "active", f"request {seq} waits for request {gap}, which has not come"
         if self._store.trouble:
             return "paused_capacity", self._store.trouble
-        if not self._engine.is_up:
-            return "paused_capacity", self._engine.starting
+        if not self.engine.is_up:
+            return "paused_capacity", self.engine.starting
         return "active", f"{seq - self.ledger.applied - 1} requests of this model are before it"
 
     @property
@@ -151,7 +151,7 @@ class ModelRun:
         if not waiting:
             return f"waits for its client's next request; {self.executed} executed{trouble}"
         behind = (f"; {len(waiting) - 1} wait behind it" if len(waiting) > 1 else "") + trouble
-        if waiting[0] != self.ledger.applied + 1 or not self._engine.is_up:
+        if waiting[0] != self.ledger.applied + 1 or not self.engine.is_up:
             return f"{self.waits_because(waiting[0])[1]}{behind}"
         return (
             f"request {waiting[0]}, {self.ledger.entries[waiting[0]].kind}, is executed or waits for its turn{behind}"
@@ -163,7 +163,7 @@ class ModelRun:
             incarnation = 0
             while True:
                 try:
-                    incarnation, engine = await self._engine.up(incarnation)
+                    incarnation, engine = await self.engine.up(incarnation)
                     lora = LoRA(**self.model.lora)
                     applied = await engine.create_adapter(engine_name(self.model.id), self.model.user_id, lora)
                     self.ledger.rewind(applied)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import trio
 from attrs import evolve, frozen
@@ -23,6 +22,7 @@ from fray.tinker.kept_engine import EngineFailed
 from fray.tinker.opentinker.callers import user_of
 from fray.tinker.replaced_engine import ReplacedEngine
 from fray.tinker.service_jobs import ServiceJobs
+from fray.tinker.tinker_api.engine_group import SamplingEngine
 from fray.tinker.tinker_api.model_run import UserError
 from fray.tinker.tinker_api.refusals import TooMany
 from fray.tinker.tinker_api.tinker_runs import TinkerRuns
@@ -72,14 +72,14 @@ class BaseModels:
     async def max_length(self, base_model: str) -> int:
         """Return the tokens of a prompt and a sample together."""
         if base_model not in self._lengths:
-            _, engine = await self.engine(base_model, 0)
-            self._lengths[base_model] = (await engine.info.options(idempotent=True)())["max_length"]
+            _, engine = await self.engine(base_model, None, 0)
+            self._lengths[base_model] = (await engine.actor.info.options(idempotent=True)())["max_length"]
         return self._lengths[base_model]
 
-    async def engine(self, base_model: str, after: int) -> tuple[int, Any]:
-        """Wait for an incarnation of an engine, as `TinkerRuns.engine_up`. Raises ApiError 503 if it has failed."""
+    async def engine(self, base_model: str, weights: str | None, after: int) -> tuple[int, SamplingEngine]:
+        """Wait for an engine for samples, as `TinkerRuns.engine_up`. Raises ApiError 503 if it has failed."""
         try:
-            return await self.runs.engine_up(base_model, after)
+            return await self.runs.engine_up(base_model, after, weights)
         except EngineFailed as error:
             raise ApiError(f"the engine of {base_model} cannot be started: {error}", status=503) from None
 
@@ -103,9 +103,9 @@ class SampledModels:
         base_model, weights = self._weights(name)
         user_id = self.user.user_id
         server = ReplacedEngine(
-            partial(self.known.engine, base_model),
+            partial(self.known.engine, base_model, weights),
             lambda engine, request: engine.generate(user_id, _of(weights, request)),
-            lambda engine, request: engine.stream.stream(user_id, _of(weights, request)),
+            lambda engine, request: engine.stream(user_id, _of(weights, request)),
             partial(self.known.max_length, base_model),
             self._counted,
             lambda tokens: self.known.runs.on_use(user_id, tokens, 0.0),

@@ -8,8 +8,8 @@ import secrets
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import trio
@@ -26,6 +26,7 @@ from fray.tinker.core.sample_ledger import ANSWER_S, ANSWERS_LIMIT, SampleLedger
 from fray.tinker.kept_engine import EngineFailed
 from fray.tinker.store import StoreFailed
 from fray.tinker.tinker_api.base_engine import AdapterPlan, BaseEngine
+from fray.tinker.tinker_api.engine_group import EngineGroup, SamplingEngine
 from fray.tinker.tinker_api.model_run import CREATE, ModelRun, UserError, engine_name, failed
 from fray.tinker.tinker_api.refusals import Expired, NotFound, TooMany
 from fray.tinker.wire.tinker_json import Fields, SampleBody, check_optimizer, lora_of, sample_of, stored_samples
@@ -67,7 +68,7 @@ class TinkerRuns:
         self._samples: dict[str, SampleLedger] = {}
         self._direct: dict[tuple[str, str, str | None], str] = {}
         """Sampler of each user, base model and weights for requests that name no sampler."""
-        self._engines: dict[str, BaseEngine] = {}
+        self._engines: dict[str, EngineGroup] = {}
         self._seen: dict[str, float] = {}
         self._listening: Counter[str] = Counter()
         """Connections of each session that wait for an answer: their client is there."""
@@ -249,9 +250,9 @@ class TinkerRuns:
         return model
 
     @property
-    def engines(self) -> Mapping[str, BaseEngine]:
+    def engines(self) -> Mapping[str, Sequence[BaseEngine]]:
         """Engines that were needed, by base model."""
-        return self._engines
+        return {base_model: group.engines for base_model, group in self._engines.items()}
 
     def run_of(self, model_id: str) -> ModelRun | None:
         """Return the requests of a model; None: its session has ended."""
@@ -317,13 +318,14 @@ class TinkerRuns:
             # Its answers stay; nothing is executed again.
             await self._store.attempt(self._store.forget_bodies, model.id, run.ledger.last)
             assert self._nursery is not None
-            self._nursery.start_soon(self._remove_adapter, model)
+            self._nursery.start_soon(self._remove_adapter, model, run.engine)
 
-    async def _remove_adapter(self, model: TinkerModel) -> None:
+    async def _remove_adapter(self, model: TinkerModel, trained_by: BaseEngine) -> None:
+        trained_by.models.discard(model.id)
         incarnation = 0
         while True:
             try:
-                incarnation, engine = await self._engine(model.base_model).up(incarnation)
+                incarnation, engine = await trained_by.up(incarnation)
                 await engine.remove_adapter(engine_name(model.id))
             except ActorDied:
                 continue
@@ -333,24 +335,25 @@ class TinkerRuns:
                 log.warning("model %s is not removed from its engine: %s", model.id, error)
             return
 
-    def _engine(self, base_model: str) -> BaseEngine:
-        engine = self._engines.get(base_model)
-        if engine is None or engine.failure:
-            engine = self._engines[base_model] = BaseEngine(base_model, self.plan)
-            assert self._nursery is not None
-            assert self._cluster is not None
-            self._nursery.start_soon(engine.run, self._cluster)
-            self._nursery.start_soon(
-                engine.watch, self._cluster, lambda user_id, seconds: self.on_use(user_id, 0, seconds)
-            )
-        return engine
+    def _engines_of(self, base_model: str) -> EngineGroup:
+        """Return the engines of a base model; they are started if they were not, or have failed."""
+        if base_model not in self._engines:
+            self._engines[base_model] = EngineGroup(base_model, self.plan, self._start_engine)
+        self._engines[base_model].renew()
+        return self._engines[base_model]
+
+    def _start_engine(self, engine: BaseEngine) -> None:
+        assert self._nursery is not None
+        assert self._cluster is not None
+        self._nursery.start_soon(engine.run, self._cluster)
+        self._nursery.start_soon(engine.watch, self._cluster, lambda user_id, seconds: self.on_use(user_id, 0, seconds))
 
     def _start_model(self, model: TinkerModel, entries: list[LedgerEntry]) -> None:
         run = ModelRun(
             model,
             self._store,
             entries,
-            self._engine(model.base_model),
+            self._engines_of(model.base_model).place(model.id),
             lambda path: self.find_checkpoint(model.user_id, path),
             lambda path: path in self.checkpoints,
             self._saved,
@@ -430,13 +433,10 @@ class TinkerRuns:
         used = {each.weights for each in self.samplers.values()} | {each.weights for each in self.checkpoints.values()}
         if weights in used:
             return
-        engine = self._engines.get(base_model)
-        if engine is not None and engine.is_up:
-            try:
-                await (await engine.up())[1].remove_saved(weights)
-                return
-            except (ActorDied, EngineFailed):
-                pass  # it has nothing in memory any more, and the files are left
+        for engine in self.engines.get(base_model, ()):
+            if engine.is_up:
+                with suppress(ActorDied, EngineFailed):  # it has nothing in memory any more
+                    await (await engine.up())[1].remove_saved(weights)
         path = self.plan.directory_of(base_model) / weights
         await trio.to_thread.run_sync(lambda: shutil.rmtree(path, ignore_errors=True))
 
@@ -538,9 +538,11 @@ class TinkerRuns:
         finally:
             self._waiting[user_id] -= count
 
-    async def engine_up(self, base_model: str, after: int = 0) -> tuple[int, Any]:
-        """Wait until an incarnation of an engine after a number is ready, as `BaseEngine.up`. Raises EngineFailed."""
-        return await self._engine(base_model).up(after)
+    async def engine_up(
+        self, base_model: str, after: int = 0, weights: str | None = None
+    ) -> tuple[int, SamplingEngine]:
+        """Wait until an engine for samples is ready, as `EngineGroup.up`. Raises EngineFailed."""
+        return await self._engines_of(base_model).up(after, weights)
 
     async def _sampler_of(self, user: ServiceUser, fields: Fields, wanted: SampleBody) -> TinkerSampler:
         if wanted.sampling_session_id:
@@ -593,7 +595,7 @@ class TinkerRuns:
             incarnation = 0
             while True:
                 try:
-                    incarnation, engine = await self._engine(sampler.base_model).up(incarnation)
+                    incarnation, engine = await self.engine_up(sampler.base_model, incarnation, sampler.weights)
                     result = await engine.sample(sampler.user_id, wanted.request)
                     answer = stored_samples(result, wanted)
                     self.on_use(sampler.user_id, sum(len(each.tokens) for each in result.sequences), 0.0)
@@ -667,10 +669,10 @@ class TinkerRuns:
             state, reason = run.waits_because(seq)
         elif self._store.trouble:
             state, reason = "paused_capacity", self._store.trouble
-        elif self._engine(record.base_model).is_up:
+        elif self._engines_of(record.base_model).is_up:
             state, reason = "active", f"{self._waiting[user.user_id]} requests for samples of yours wait"
         else:
-            state, reason = "paused_capacity", self._engine(record.base_model).starting
+            state, reason = "paused_capacity", self._engines_of(record.base_model).starting
         return {
             "type": "try_again",
             "request_id": request_id,
