@@ -76,6 +76,7 @@ class EngineRunner(ABC):
         self._name = f"tinker-{job.job_id}"
         self._kept = KeptEngine(self._name, self._create)
         self._has_run = job.state is ServiceJobState.RUNNING
+        self._cluster: Cluster | None = None
         self._scope = trio.CancelScope()
         self.seen_at = trio.current_time()
         """Time of its client's last request, or of the last answer to one."""
@@ -97,6 +98,7 @@ class EngineRunner(ABC):
     async def run(self, cluster: Cluster) -> None:
         """Run the engine until the job ends; it is started again when it is lost."""
         failure: BaseException | None = None
+        self._cluster = cluster
         with self._scope:
             try:
                 async with trio.open_nursery() as nursery:
@@ -114,13 +116,18 @@ class EngineRunner(ABC):
     async def _watch_start(self, cluster: Cluster) -> None:
         """Raise EngineFailed if the engine of a job that has never run dies by its own doing, as out of memory."""
         while not self._has_run:
-            with suppress(FrayError):  # the cluster does not answer now
-                if cause := await failed_start(cluster, self._name):
-                    raise EngineFailed(cause)
+            await self._check_start(cluster)
             await trio.sleep(START_CHECK_S)
 
+    async def _check_start(self, cluster: Cluster) -> None:
+        with suppress(FrayError):  # the cluster does not answer now
+            if cause := await failed_start(cluster, self._name):
+                raise EngineFailed(cause)
+
     async def _note_start(self) -> None:
-        """Note that the engine is ready."""
+        """Note that the engine is ready. Raises EngineFailed as `_watch_start`, if one was lost since it looked."""
+        if not self._has_run and self._cluster is not None:
+            await self._check_start(self._cluster)
         self._has_run = True
         await self._callbacks.on_start()
 

@@ -12,12 +12,12 @@ import trio
 pytest.importorskip("torch")
 pytest.importorskip("google.protobuf")
 
-import fray
 from fray.tinker.adapter_runner import ENGINE_FILE
 from fray.tinker.api_store import TinkerStore
 from fray.tinker.tinker_api.base_engine import AdapterPlan
 from fray.tinker.tinker_api.tinker_runs import TinkerRuns
 from tests.tinker.runs_api import MODEL, RunsApi
+from tests.tinker.services import warm_cluster
 
 pytestmark = pytest.mark.torch
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.torch
 async def test_samples_of_a_killed_engine_are_made_by_another_at_once_with_the_same_tokens(tmp_path: Path) -> None:
     plan = AdapterPlan({"tiny": MODEL}, tmp_path / "engines", threads=1, engines=2)
     store = TinkerStore(tmp_path)
-    async with fray.open_cluster("machine?nodes=1&cpu=4", logs=False) as cluster, trio.open_nursery() as nursery:
+    async with warm_cluster() as cluster, trio.open_nursery() as nursery:
         api = RunsApi(TinkerRuns(store, plan))
         await nursery.start(api.runs.run, cluster)
         models = [await api.create(number) for number in range(2)]

@@ -182,16 +182,6 @@ async def test_engines_that_are_killed_while_they_wait_for_requests_continue(tmp
         await trio.to_thread.run_sync(go_on)
 
 
-async def test_a_job_whose_engine_dies_while_it_is_started_has_failed_at_once_with_the_cause(tmp_path: Path) -> None:
-    async with running(tmp_path) as (cluster, service):
-        scheduler = tinker.SchedulerClient(service.url)
-        job_id = (await trio.to_thread.run_sync(scheduler.submit_job, {}))["job_id"]
-        await replaced(cluster, f"tinker-{job_id}", [])
-        await kill(cluster, f"tinker-{job_id}")
-        with pytest.raises(TrainingServiceError, match="is FAILED: the engine died while it was started: "):
-            await trio.to_thread.run_sync(scheduler.wait_until_running, job_id)
-
-
 async def test_a_step_that_is_sent_again_is_trained_once(tmp_path: Path) -> None:
     async with running(tmp_path) as (_, service):
 

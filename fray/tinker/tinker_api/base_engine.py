@@ -5,22 +5,23 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 from attrs import frozen
 
 from fray.api.cluster import Cluster
-from fray.errors import FrayError
+from fray.errors import ActorDied, FrayError
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig
 from fray.rl.model_spec import ModelSpec
 from fray.tinker.adapter_engine import AdapterEngine, AdapterEngineSettings
 from fray.tinker.kept_engine import EngineFailed, KeptEngine, explained_engine
 
+R = TypeVar("R")
 RESTARTS = 100
 """Restarts of an engine within `RESTART_PERIOD_S`, before its models fail."""
 RESTART_PERIOD_S = 600.0
@@ -75,6 +76,8 @@ class BaseEngine(KeptEngine):
         """Models that it trains."""
         self.under_way: Counter[str | None] = Counter()
         """Samples that are made, by their weights; None: those of the base model."""
+        self._calls: set[trio.CancelScope] = set()
+        """Calls that end with this incarnation."""
         self.info: dict[str, Any] = {}
         """Facts of `AdapterEngine.info`, at most `INFO_S` old; empty: it is not up."""
         self.starting = f"the engine of {base_model} is being started"
@@ -91,6 +94,20 @@ class BaseEngine(KeptEngine):
             self.under_way[weights] -= count
             if not self.under_way[weights]:
                 del self.under_way[weights]
+
+    async def unless_lost(self, call: Callable[..., Awaitable[R]], *arguments: Any) -> R:
+        """Call a method of the engine that is up. Raises ActorDied when it is lost.
+
+        A call that is sent between the loss and its discovery would wait for the next incarnation.
+        """
+        scope = trio.CancelScope()
+        self._calls.add(scope)
+        try:
+            with scope:
+                return await call(*arguments)
+        finally:
+            self._calls.discard(scope)
+        raise ActorDied(f"{self._name} was lost")
 
     async def watch(self, cluster: Cluster, on_use: Callable[[str, float], None]) -> None:
         """Keep `info` and `starting`, and report the seconds of computation by user, until it starts no more."""
@@ -133,4 +150,7 @@ class BaseEngine(KeptEngine):
 
     def _wake(self) -> None:
         super()._wake()
+        if not self.is_up:
+            for scope in self._calls:
+                scope.cancel()
         self._on_change()

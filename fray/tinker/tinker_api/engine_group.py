@@ -31,13 +31,13 @@ class SamplingEngine:
     async def sample(self, user: str, request: SampleRequest) -> SampleAnswer:
         """Return samples, as `AdapterEngine.sample`."""
         with self._base.sampling(self._weights, request.num_samples):
-            answer: SampleAnswer = await self.actor.sample(user, request)
+            answer: SampleAnswer = await self._base.unless_lost(self.actor.sample, user, request)
         return answer
 
     async def generate(self, user: str, request: GenerateRequest) -> list[Completion]:
         """Return completions, as `AdapterEngine.generate`."""
         with self._base.sampling(self._weights, request.sampling.n):
-            completions: list[Completion] = await self.actor.generate(user, request)
+            completions: list[Completion] = await self._base.unless_lost(self.actor.generate, user, request)
         return completions
 
     @asynccontextmanager

@@ -436,7 +436,7 @@ class TinkerRuns:
         for engine in self.engines.get(base_model, ()):
             if engine.is_up:
                 with suppress(ActorDied, EngineFailed):  # it has nothing in memory any more
-                    await (await engine.up())[1].remove_saved(weights)
+                    await engine.unless_lost((await engine.up())[1].remove_saved, weights)
         path = self.plan.directory_of(base_model) / weights
         await trio.to_thread.run_sync(lambda: shutil.rmtree(path, ignore_errors=True))
 
