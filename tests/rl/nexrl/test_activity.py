@@ -37,6 +37,7 @@ class FrozenActor:
 
 def test_a_module_has_a_name_and_a_tracker() -> None:
     module = Loader()
+    assert rl.NexRLModule.health_check(module)
     assert module.get_module_name() == "invalid"
     module.set_module_name("loader")
     tracker = rl.ActivityTracker({"project_name": "p", "experiment_name": "e"})

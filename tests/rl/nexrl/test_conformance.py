@@ -1,4 +1,4 @@
-"""Tables of the page about moving from NexRL: each name exists, and its test uses it.
+"""Tables of the page about moving from NexRL: each name exists, and a test that checks something uses it.
 
 What each key of the configuration changes is in `test_guide_key_effects`.
 """
@@ -39,7 +39,7 @@ def found(path: str) -> Any:
     return value
 
 
-def used_names(tree: ast.Module) -> Iterator[str]:
+def used_names(tree: ast.AST) -> Iterator[str]:
     """Return the names that a program uses, or defines for its caller; not those that it imports, or has in texts."""
     for node in ast.walk(tree):
         match node:
@@ -52,17 +52,34 @@ def used_names(tree: ast.Module) -> Iterator[str]:
                     yield from used_names(ast.parse(text))
 
 
-@pytest.mark.parametrize(("names", "test"), ROWS, ids=[names.split("`")[1] for names, _ in ROWS])
-def test_each_name_of_the_table_exists_and_its_test_uses_it(names: str, test: str) -> None:
-    (path,) = ROOT.glob(f"tests/rl/**/{test}")
-    used = set(used_names(ast.parse(path.read_text())))
+def names_in_checks(tree: ast.Module) -> set[str]:
+    """Return the names that tests use which check something: by an assertion, or by an error that they expect."""
+    found = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            inner = list(ast.walk(node))
+            if any(isinstance(one, ast.Assert) or getattr(one, "attr", "") == "raises" for one in inner):
+                found.update(used_names(node))
+    return found
+
+
+def full_names(names: str) -> Iterator[str]:
+    """Return the names of a row; one that begins with a dot is of the class before it."""
     owner = ""
     for name in re.findall(r"`([^`]+)`", names):
         full = f"{owner}{name}" if name.startswith(".") else name
         owner = full.rpartition(".")[0]
+        yield full
+
+
+@pytest.mark.parametrize(("names", "test"), ROWS, ids=[names.split("`")[1] for names, _ in ROWS])
+def test_each_name_of_the_table_exists_and_a_test_that_checks_something_uses_it(names: str, test: str) -> None:
+    (path,) = ROOT.glob(f"tests/rl/**/{test}")
+    used = names_in_checks(ast.parse(path.read_text()))
+    for full in full_names(names):
         assert found(full) is not None
         last = full.rpartition(".")[2]
-        assert OPERATORS.get(last, last) in used, f"{full} is not used by {test}"
+        assert OPERATORS.get(last, last) in used, f"{full} is not used by a test of {test} that checks something"
 
 
 def test_the_page_names_every_key_without_effect_and_no_other() -> None:

@@ -274,6 +274,7 @@ def test_the_evaluator_example(recipe: Path) -> None:
     worker = rl.SimpleRolloutWorker({"evaluator_module_path": f"{recipe.parent / 'evaluator.py'}:MyTaskEvaluator"})
     assert worker._evaluator is not None
     found = worker._evaluator.evaluate({"ground_truth": "7 "}, rl.BaseEvaluationTarget(" 7"))
+    assert isinstance(found, rl.EvaluationRunResult)
     assert (found.reward, found.metrics["answer_length"]) == (1.0, 2.0)
     assert found.extra_info["parsed_output"] == {"parsed": " 7"}
 

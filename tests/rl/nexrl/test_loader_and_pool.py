@@ -37,8 +37,9 @@ def taken(loader: rl.BaseDataLoader) -> list[str]:
 def test_nothing_beyond_the_loaded_batch_is_given_until_the_weights_are_in_place() -> None:
     loader = MockDataLoader(FIVE | {"keep_batch_order": True})
     assert len(loader) == 10
+    assert loader.can_return_item()
     assert taken(loader) == ["p0", "p0", "p1", "p1"]
-    assert not loader.is_finished()
+    assert (loader.is_finished(), loader.can_return_item()) == (False, False)
     loader.unlock_for_weight_sync()
     assert taken(loader) == ["p2", "p2", "p3", "p3"]
     loader.unlock_for_weight_sync()

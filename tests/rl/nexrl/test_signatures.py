@@ -13,7 +13,7 @@ import pytest
 from fray import rl
 from fray.rl.nexrl_types import ModelTag, NexRLRole, Trajectory
 from fray.rl.rollout_worker import BaseEvaluationTarget, EvaluationRunResult, Evaluator, NexAUEvaluationTarget
-from tests.rl.nexrl.test_conformance import found
+from tests.rl.nexrl.test_conformance import ROWS, found, full_names
 
 GUIDE = """
 rollout_worker.Evaluator: evaluate(data, evaluation_target)
@@ -115,6 +115,15 @@ def test_a_method_has_the_parameters_and_defaults_of_the_guide(owner: str, call:
     assert all(one.default is not REQUIRED for one in positional[len(asked) :])
     if any(one.arg is None for one in call.keywords):
         assert any(one.kind is one.VAR_KEYWORD for one in parameters)
+
+
+def test_the_table_of_the_page_has_every_method_of_the_guide() -> None:
+    # Other names of the same class, and forwarded methods.
+    same = {"RayResourceManager": "ResourceManager", "ActivityTrackerProxy": "ActivityTracker"}
+    named = {tuple(full.split(".")[-2:]) for names, _ in ROWS for full in full_names(names)}
+    methods = {(owner.rpartition(".")[2], node.func.id) for owner, node in METHODS if isinstance(node.func, ast.Name)}
+    wanted = {(owner, name) for owner, name in methods if name != "__init__"}
+    assert not {one for one in wanted if not {one, (same.get(one[0], ""), one[1])} & named}
 
 
 def test_functions_of_the_guide_have_its_parameters() -> None:
