@@ -12,6 +12,7 @@ import trio
 pytest.importorskip("torch")
 pytest.importorskip("google.protobuf")
 
+import fray
 from fray.tinker.adapter_runner import ENGINE_FILE
 from fray.tinker.api_store import TinkerStore
 from fray.tinker.tinker_api.base_engine import AdapterPlan
@@ -58,5 +59,21 @@ async def test_samples_of_a_killed_engine_are_made_by_another_at_once_with_the_s
             assert [tokens for tokens, _, _ in samples] == [tokens for tokens, _, _ in expected]
         assert [engine.starts for engine in engines] == [1, 1]
         assert not first.is_up
+        nursery.cancel_scope.cancel()
+    store.close()
+
+
+async def test_a_client_gets_the_reason_for_which_the_model_of_an_engine_cannot_be_loaded(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    plan = AdapterPlan({"tiny": str(tmp_path / "empty")}, tmp_path / "engines", threads=1, engines=2)
+    store = TinkerStore(tmp_path)
+    async with fray.open_cluster("local", logs=False) as cluster, trio.open_nursery() as nursery:
+        api = RunsApi(TinkerRuns(store, plan))
+        await nursery.start(api.runs.run, cluster)
+        answers = [await api.result(f"{await api.create(0)}:0")]
+        answers.append(await api.result(await api.submit_sample(await api.sampler(0), 0)))
+        for answer in answers:
+            assert answer["category"] == "server"
+            assert str(tmp_path / "empty") in answer["error"], answer
         nursery.cancel_scope.cancel()
     store.close()

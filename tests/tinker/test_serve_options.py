@@ -15,7 +15,7 @@ pytest.importorskip("hypercorn")
 pytest.importorskip("httpx")
 pytest.importorskip("google.protobuf")
 
-from fray.tinker.service import named_models
+from fray.tinker.service import named_models, serve
 
 # What the service imports is in that environment alone.
 pytestmark = pytest.mark.torch
@@ -54,3 +54,9 @@ def test_a_directory_has_its_last_part_as_name_and_two_of_one_name_are_refused(
     for both in (["tiny/", "../b/tiny"], [model, "tiny"]):
         with pytest.raises(InvalidRequest, match=r"(a/tiny|TinyLlama.*) and .*tiny both have the name 'tiny': rename"):
             named_models(both)
+
+
+async def test_a_service_has_at_least_one_engine() -> None:
+    with pytest.raises(InvalidRequest, match="engines=0: expected at least 1"):
+        async with serve([TinyLlama()], engines=0):
+            pass
