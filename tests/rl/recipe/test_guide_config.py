@@ -137,27 +137,35 @@ def test_keys_without_effect_are_logged(caplog: pytest.LogCaptureFixture) -> Non
     assert "defaults (" not in caplog.text
 
 
-def test_keys_that_a_run_cannot_follow_are_logged_and_those_that_ask_for_what_it_does_are_not(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_keys_that_a_run_cannot_follow_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     load_guide_config({"trajectory_pool": {"key_list": ["group_id"]}})
     assert caplog.text == ""
     config = load_guide_config(
         {
-            "trajectory_pool": {"key_list": ["user", "session"]},
             "algorithm": {"inference_service": {"servers": 3}},
             "service": {
                 "inference_service": {"url": "http://elsewhere/v1", "api_key": "k", "max_retries": 9},
-                "train_service": {"url": "http://elsewhere"},
+                "train_service": {"url": "http://elsewhere", "rank": 8},
             },
         }
     )
     assert config.unused == (
-        *("trajectory_pool.key_list", "algorithm.inference_service", "service.inference_service.url"),
-        *("service.inference_service.api_key", "service.inference_service.max_retries", "service.train_service.url"),
+        *("algorithm.inference_service", "service.inference_service.url", "service.inference_service.api_key"),
+        *("service.inference_service.max_retries", "service.train_service.url", "service.train_service.rank"),
     )
     for path in config.unused:
         assert f"{path} (" in caplog.text
+
+
+def test_a_service_that_trains_needs_its_keys_and_no_secret_in_the_configuration() -> None:
+    service = {"backend": "tinker", "url": "https://elsewhere", "base_model": "m", "rank": 8, "identifier": "i"}
+    assert load_guide_config({"service": {"train_service": service}}).unused == ("service.train_service.identifier",)
+    wrong = {"backend": "tinker", "api_key": "tml-secret", "world_size": 2}
+    with pytest.raises(InvalidRequest) as raised:
+        load_guide_config({"service": {"train_service": wrong}})
+    for key in ("url: missing", "base_model: missing", "api_key: a configuration is logged", "world_size: found 2"):
+        assert f"service.train_service.{key}" in str(raised.value)
+    assert "tml-secret" not in str(raised.value)
 
 
 def test_settings_of_training_follow_from_trainer_algorithm_and_pool() -> None:
