@@ -39,9 +39,9 @@ def by_model(samples: Iterable[list[Trajectory]], tag: ModelTag) -> tuple[list[l
     """
     kept, others = [], list[ModelTag]()
     for trajectories in samples:
-        tags = [str(one.get("model_tag") or tag) for one in trajectories]
-        kept.append([one for one, its in zip(trajectories, tags, strict=True) if its == tag])
-        others += [its for its in tags if its != tag]
+        kept.append([one for one in trajectories if (one.get("model_tag") or tag) == tag])
+        if len(kept[-1]) < len(trajectories):
+            others += [str(one["model_tag"]) for one in trajectories if (one.get("model_tag") or tag) != tag]
     return kept, others
 
 
