@@ -9,7 +9,6 @@ import secrets
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from itertools import count, islice
 from typing import Any
 
 import trio
@@ -25,7 +24,9 @@ from fray.rl.checkpoint import MODEL_DIRECTORY, RunCheckpoint
 from fray.rl.checkpoint_store import CheckpointAtUrl, JournalCopy, below
 from fray.rl.coordinator import Coordinator
 from fray.rl.core.failures import OnError
-from fray.rl.core.server_states import BusyShare, ServerEvent, ServerFleet, ServerRecord, ServerState
+from fray.rl.core.server_fleet import RESTARTS as SERVER_RESTARTS
+from fray.rl.core.server_fleet import ServerFleet, names_in_order, server_index
+from fray.rl.core.server_states import BusyShare, ServerEvent, ServerRecord, ServerState
 from fray.rl.core.versions import VersionName
 from fray.rl.http_access.access import HttpAccess
 from fray.rl.inference.http_settings import HttpPort
@@ -45,14 +46,8 @@ from fray.rl.trainer_process import RankGroup
 from fray.rl.weights.published import KeptWeights, PublishedWeights, WeightSync
 from fray.tracebacks import single_errors
 
-SERVER_RESTARTS = 5
-"""Restarts of a server within `RESTART_PERIOD_S`, before it is retired and replaced."""
-REPLACEMENTS = 3
-"""Replacements of one server, before the run fails."""
 REPLACEMENT_DELAY_S = 1.0
 MOST_PORTS = 65_536
-UNLIMITED = 1 << 30
-"""Restarts of a server's record: the budget is kept by Fray, which knows over which time they count."""
 PROBE_PERIOD_S = 1.0
 SUSPECT_S = 5.0
 """Longest wait for an answer of a server, which is suspect then."""
@@ -83,11 +78,15 @@ class RunController:
 
     def __init__(self, cluster: Cluster, parts: RunParts, log: RunLog) -> None:
         self._cluster, self._parts, self._log = cluster, parts, log
-        self._fleet = ServerFleet()
+        self._fleet = ServerFleet(
+            least=parts.min_servers,
+            freezes=parts.freezes,
+            is_endless=parts.plan.on_error is OnError.CONTINUE,
+            suspect_s=parts.liveness_s,
+            stale_s=parts.health.start_s,
+        )
         self._handles: dict[str, ActorHandle] = {}
         self._server_scopes: dict[str, trio.CancelScope] = {}
-        self._target: VersionName | None = None
-        """Version that the servers shall have."""
         self._sync_began, self._sync_s = 0.0, 0.0
         """Time at which the target became this, and seconds of the syncs that ended since the last update."""
         self._busy = BusyShare()
@@ -336,7 +335,7 @@ class RunController:
             await self._announce()
 
     def _keep(self, version: VersionName, weights: PublishedWeights | None, target: VersionName) -> None:
-        self._weights.add(version, weights, (target, self._target))
+        self._weights.add(version, weights, (target, self._fleet.target))
         self._wake()
 
     async def _release_weights(self) -> None:
@@ -351,20 +350,21 @@ class RunController:
     async def _follow_target(self) -> None:
         known: VersionName | None = None
         while True:
-            known = self._target = await self._ask("wait_for_target", known)
+            known = await self._ask("wait_for_target", known)
             self._sync_began = trio.current_time()
-            if self._parts.weight_sync is WeightSync.NONE:
-                self._target = MODEL_VERSION
+            is_synced = self._parts.weight_sync is not WeightSync.NONE
+            has_changed = self._fleet.aim(known if is_synced else MODEL_VERSION)
+            if not is_synced:
                 await self._ask("finish_sync", known)
             self._wake()
-            if self._parts.freezes:
+            if has_changed:
                 await self._announce()
 
     async def _sync_weights(self) -> None:
         """Report to the coordinator when all servers that answer have the target version."""
         reported = None
         while True:
-            version = self._target
+            version = self._fleet.target
             if version is None or version == reported or not self._fleet.has_loaded(version):
                 await self._changed.wait()
                 continue
@@ -372,7 +372,7 @@ class RunController:
             # That of the first version would be the start of the servers.
             if version != MODEL_VERSION:
                 self._sync_s += trio.current_time() - self._sync_began
-            self._fleet.end_transfer(version)
+            self._fleet.end_transfer(version, trio.current_time())
             reported = version
 
     # Servers
@@ -410,29 +410,24 @@ class RunController:
         if parts.http is not None and parts.http.port + wanted > MOST_PORTS:
             most = MOST_PORTS - parts.http.port
             raise InvalidRequest(f"invalid servers {wanted}: HTTP ports from {parts.http.port} are for {most} at most")
-        staying = [one for one in self._fleet.servers.values() if one.state is not ServerState.LEAVING]
-        if wanted > len(staying):
-            changed = f"{', '.join(self._add_servers(nursery, wanted - len(staying)))} join"
-        elif wanted < len(staying):
-            # First those that answer no requests now; of equal ones the last by number.
-            order = sorted(staying, key=lambda one: (one.state is ServerState.HEALTHY, -_index(one.name)))
-            leaving = order[: len(staying) - wanted]
+        before = len(self._fleet.staying)
+        if wanted > before:
+            changed = f"{', '.join(self._add_servers(nursery, wanted - before))} join"
+        elif wanted < before:
+            leaving = self._fleet.let_leave(before - wanted)
             for server in leaving:
-                server.observe(ServerEvent.LEAVE, server.incarnation)
                 nursery.start_soon(self._end_server, server)
-            changed = f"{', '.join(sorted((one.name for one in leaving), key=_index))} leave"
+            changed = f"{', '.join(names_in_order(leaving))} leave"
         else:
             changed = "nothing changes"
-        text = f"servers: {len(staying)} -> {wanted}; {changed}"
+        text = f"servers: {before} -> {wanted}; {changed}"
         self._log.note(text)
         self._wake()
         return text
 
     def _add_servers(self, nursery: trio.Nursery, number: int) -> list[str]:
-        free = (f"server-{index}" for index in count() if f"server-{index}" not in self._fleet.servers)
-        names = list(islice(free, number))
+        names = self._fleet.add(number)
         for name in names:
-            self._fleet.servers[name] = ServerRecord(name, UNLIMITED)
             nursery.start_soon(self._keep_server, name)
         return names
 
@@ -451,37 +446,32 @@ class RunController:
     async def _keep_server(self, name: str) -> None:
         """Run a server until the run ends or the server leaves."""
         with trio.CancelScope() as self._server_scopes[name]:
-            async with self._cluster.open_scope(f"rl-{name}", env_vars=self._parts.env_vars) as scope:
-                await self._replace_server(scope, name)
-        del self._fleet.servers[name], self._server_scopes[name]
+            await self._replace_server(name)
+        self._fleet.remove(name)
+        del self._server_scopes[name]
         self._handles.pop(name, None)
         self._log.note(f"{name} has left")
         await self._announce()
 
-    async def _replace_server(self, scope: Scope, name: str) -> None:
-        """Create a server, and another one when its restarts are spent, until it leaves."""
-        incarnation = 0
-        for replacement in count():
-            if replacement:
-                self._fleet.servers[name] = ServerRecord(name, UNLIMITED, incarnation=incarnation)
-            server = self._fleet.servers[name]
-            error, starts = await self._follow_server(scope, server)
+    async def _replace_server(self, name: str) -> None:
+        """Create a server, and another one when it is retired, until it leaves."""
+        server = self._fleet.servers[name]
+        while True:
+            # A scope for each, so that one that was taken for dead is ended wherever it is.
+            async with self._cluster.open_scope(f"rl-{name}", env_vars=self._parts.env_vars) as scope:
+                error = await self._follow_server(scope, server)
             if server.state is ServerState.LEAVING:
                 return
-            incarnation = server.incarnation + 1
-            has_budget = replacement < REPLACEMENTS or self._parts.plan.on_error is OnError.CONTINUE
-            if not starts or not has_budget:
+            replacement = self._fleet.replace(name, trio.current_time())
+            if replacement is None:
                 raise error
-            self._log.note(f"{name} is replaced after {starts} starts: {last_line(error)}")
+            self._log.note(f"{name} is replaced after {server.starts} starts: {last_line(error)}")
+            server = replacement
             await trio.sleep(REPLACEMENT_DELAY_S)
 
-    async def _follow_server(self, scope: Scope, server: ServerRecord) -> tuple[FrayError, int]:
-        """Create a server, follow its restarts, and load weights into each incarnation.
-
-        Returns:
-            The error of its end, and how often it was started.
-        """
-        parts, starts = self._parts, 0
+    async def _follow_server(self, scope: Scope, server: ServerRecord) -> FrayError:
+        """Create a server, follow its restarts, and load weights into each incarnation; return why it was retired."""
+        parts = self._parts
         handle: Any = await scope.create_actor(
             InferenceServer,
             ModelEngine(
@@ -500,13 +490,13 @@ class RunController:
         async with monitor(handle) as events, trio.open_nursery() as nursery:
             nursery.start_soon(self._load_weights, server, handle)
             nursery.start_soon(self._probe_server, server, handle)
+            nursery.start_soon(self._end_overdue, server, nursery.cancel_scope)
             async for event in events:
                 if isinstance(event, Up):
-                    starts += 1
                     server.observe(ServerEvent.READY, server.incarnation)
                     nursery.start_soon(self._leave_at_preemption, server, handle)
                     if parts.http is not None:
-                        port = parts.http.port + _index(server.name)
+                        port = parts.http.port + server_index(server.name)
                         nursery.start_soon(self._serve, handle.serve_http, evolve(parts.http, port=port))
                         nursery.start_soon(self._serve, partial(self._say_url, server.name, handle))
                     if parts.weight_sync is WeightSync.NETWORK:
@@ -519,13 +509,22 @@ class RunController:
                 await self._announce()
                 if isinstance(event, Down) and not event.will_restart:
                     nursery.cancel_scope.cancel()
-                    return event.error, starts
-        raise AssertionError("a monitor ends with the end of its actor")
+                    return event.error
+        # The nursery was cancelled: a monitor ends with the end of its actor.
+        return ActorDied(f"{server.name} missed every deadline for {server.suspect_s:g} s or more")
+
+    async def _end_overdue(self, server: ServerRecord, follow: trio.CancelScope) -> None:
+        """Let a server that was taken for dead be retired, by the end of its scope: it may not even hear of it."""
+        while not server.is_overdue:
+            await self._changed.wait()
+        server.observe(ServerEvent.BUDGET_SPENT, server.incarnation)
+        await self._announce()
+        follow.cancel()
 
     async def _probe_server(self, server: ServerRecord, handle: Any) -> None:
         """Ask a server for an answer, time and again; one that gives none gets no requests until it does.
 
-        It is ended by its health check: by its node, which sees whether the process or the network is silent.
+        The health check of its node ends one that is frozen; one that only the run cannot reach is taken for dead.
         """
         before: tuple[float, float] | None = None
         """Busy time of this incarnation at the last answer."""
@@ -546,9 +545,10 @@ class RunController:
                 before = None
                 await self._changed.wait()
                 continue
-            if server.observe(ServerEvent.ANSWERED if has_answered else ServerEvent.DEADLINE_MISSED, incarnation):
+            event = ServerEvent.ANSWERED if has_answered else ServerEvent.DEADLINE_MISSED
+            if server.observe(event, incarnation, now=trio.current_time()):
                 answers = "answers again" if has_answered else "does not answer: its requests go to other servers"
-                self._log.note(f"{server.name} {answers}")
+                self._log.note(f"{server.name} {'is taken for dead' if server.is_overdue else answers}")
                 await self._announce()
             if has_answered:
                 await trio.sleep(PROBE_PERIOD_S)
@@ -581,7 +581,7 @@ class RunController:
         """Load the target version whenever the server shall have it and has not."""
         lost = None
         while True:
-            version, incarnation = self._target, server.incarnation
+            version, incarnation = self._fleet.target, server.incarnation
             weights = None if version is None else self._weights.kept.get(version)
             is_there = version in self._weights.kept and (weights is None or weights is not lost)
             if version is None or not is_there or server not in self._fleet.to_load(version):
@@ -598,9 +598,10 @@ class RunController:
                     # The trainer has died, and its weights with it; or newer ones have replaced them.
                     lost = weights
                     continue
-            missed = patience.cancelled_caught
-            event = ServerEvent.TRANSFER_MISSED if missed else ServerEvent.LOADED
-            server.observe(event, incarnation, None if missed else version)
+            if patience.cancelled_caught:
+                server.observe(ServerEvent.TRANSFER_MISSED, incarnation, now=trio.current_time())
+            else:
+                self._fleet.note_loaded(server, incarnation, version)
             await self._announce()
 
     async def _transfer(self, handle: Any, version: VersionName, weights: PublishedWeights | None) -> None:
@@ -623,31 +624,17 @@ class RunController:
     async def _announce(self) -> None:
         """Tell the coordinator which servers answer, and wake the tasks here."""
         self._wake()
-        states = (ServerState.HEALTHY, ServerState.SUSPECT, ServerState.LEAVING)
-        routes = [self._route(one) for one in self._fleet.servers.values() if one.version and one.state in states]
+        routes = [
+            ServerRoute(one.name, self._handles[one.name], one.version, one.accepts, one.leaves)
+            for one in self._fleet.routes(is_published=self._fleet.target in self._weights.kept)
+        ]
         await self._ask("set_routes", routes, self._missing_text())
-
-    def _route(self, server: ServerRecord) -> ServerRoute:
-        assert server.version is not None
-        is_healthy = server.state is ServerState.HEALTHY
-        is_frozen = self._parts.freezes and self._target in self._weights.kept and server.version != self._target
-        is_leaving = server.state is ServerState.LEAVING or (is_healthy and is_frozen)
-        return ServerRoute(
-            server.name, self._handles[server.name], server.version, is_healthy and not is_frozen, is_leaving
-        )
 
     def _missing_text(self) -> str:
         """Return which parts are waited for; empty if enough servers answer."""
         if self._parts.trainer is not None and not self._is_training:
             return "the run waits for its trainer to start"
-        servers = self._fleet.servers.values()
-        healthy = sum(server.state is ServerState.HEALTHY for server in servers)
-        if healthy >= self._parts.min_servers:
-            return ""
-        others = ", ".join(
-            f"{one.name} is {one.state.value}" for one in servers if one.state is not ServerState.HEALTHY
-        )
-        return f"the run waits for servers: {healthy} of at least {self._parts.min_servers} answer ({others})"
+        return self._fleet.missing_text()
 
     async def _say_missing(self) -> None:
         """Say on the console which parts are missing for long."""
@@ -694,7 +681,3 @@ async def _roll_out(handle: Any, access: HttpAccess | None) -> None:
         await handle.run(access)
     except ActorDied:
         return  # its monitor reports it
-
-
-def _index(server: str) -> int:
-    return int(server.rpartition("-")[2])

@@ -1,7 +1,8 @@
 """Simulation of the core of `fray.rl`: one seed is one run with workers, servers, a trainer and faults of all of them.
 
 Every step is one event, chosen by the seed; the invariants are checked after each. After a number of steps the faults
-stop, and the run must end.
+stop, and the run must end. What the parts know of each other is late: the controller of the target version, each worker
+of the routes, by which it chooses servers that may have died since.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Hashable
+from typing import NoReturn
 
 from attrs import define, evolve, field
 
@@ -16,7 +18,8 @@ from fray.rl.core.journal import BatchLoaded, BatchTaken, Entry
 from fray.rl.core.leases import Lease
 from fray.rl.core.run_record import RunPlan, RunRecord, StalePolicy
 from fray.rl.core.run_state import NoTask, PutAnswer, RunState
-from fray.rl.core.server_states import ServerEvent, ServerFleet, ServerRecord, ServerState
+from fray.rl.core.server_fleet import Route, RouteTable, ServerFleet
+from fray.rl.core.server_states import ServerEvent, ServerRecord, ServerState
 from fray.rl.core.tasks import RolloutTask, TaskOrder
 from fray.rl.core.trajectory_store import ReadyRule, Sample
 from fray.rl.core.validation import VALIDATION, ValidationPlan
@@ -26,6 +29,8 @@ CALM_STEPS = 60_000
 """Steps without faults in which a run must end. Seed 1007609 takes 23,000: its threshold is 0, and each update waits
 for a whole loaded batch, of which all but one group are stale then."""
 TOKENS = 8
+SUSPECT_S, STALE_S = 2.0, 4.0
+"""Patience with silent servers, and with those that load no weights."""
 
 
 class InvariantViolated(AssertionError):
@@ -86,40 +91,66 @@ class Episode:
     lease: Lease
     worker: str
     segments: list[Segment] = field(factory=list)
+    asked: Route | None = None
+    """Server that has its request."""
+    asked_life: int = 0
+    """The life of the process that has it."""
 
 
 @define
 class ServerTruth:
-    """Facts about a server, from the events alone: a second, simple opinion about who may answer."""
+    """Facts about the process of a server, from the events alone: a second, simple opinion about who may answer."""
 
+    lives: int = 1
     is_alive: bool = True
     is_ready: bool = False
     has_loaded: bool = False
     is_silent: bool = False
+    is_wanted: bool = True
+    version: VersionName | None = None
+    late_since: float | None = None
 
     @property
     def may_answer(self) -> bool:
-        return self.is_alive and self.has_loaded and not self.is_silent
+        return self.is_alive and self.has_loaded and not self.is_silent and self.is_wanted
 
-    def note(self, event: ServerEvent) -> None:
+    def note(self, event: ServerEvent, now: float) -> None:
         match event:
-            case ServerEvent.ENDED | ServerEvent.LEAVE:
+            case ServerEvent.ENDED:
                 self.is_alive = False
+            case ServerEvent.LEAVE:
+                self.is_wanted = False
             case ServerEvent.READY if self.is_alive:
                 self.is_ready = True
-            case ServerEvent.SUSPECT_TOO_LONG if self.is_ready and (self.is_silent or not self.has_loaded):
-                self.is_alive = False
             case ServerEvent.RESTARTED if not self.is_alive:
-                self.is_alive, self.is_ready, self.has_loaded, self.is_silent = True, False, False, False
-            case ServerEvent.LOADED if not self.has_loaded:
-                # It has answered, too.
-                self.has_loaded, self.is_silent = True, False
-            case ServerEvent.TRANSFER_MISSED:
+                self.begin()
+            case ServerEvent.TRANSFER_MISSED if self.is_ready and self.is_alive:
+                self.is_alive = not self.is_late(now, STALE_S if not self.has_loaded else SUSPECT_S)
                 self.has_loaded = False
-            case ServerEvent.ANSWERED:
-                self.is_silent = False
-            case ServerEvent.DEADLINE_MISSED if self.has_loaded:
+            case ServerEvent.LINE_LOST:
+                self.has_loaded = False
+            case ServerEvent.ANSWERED if self.has_loaded:
+                self.is_silent, self.late_since = False, None
+            case ServerEvent.DEADLINE_MISSED if self.has_loaded and self.is_alive:
                 self.is_silent = True
+                self.is_alive = not self.is_late(now, SUSPECT_S)
+
+    def load(self, version: VersionName, is_current: bool) -> None:
+        """Note that it has loaded a version."""
+        self.version = version
+        if is_current and not self.has_loaded:
+            self.has_loaded, self.is_silent, self.late_since = True, False, None
+
+    def begin(self) -> None:
+        """Note that another process has taken its place."""
+        self.lives += 1
+        self.is_alive, self.is_ready, self.has_loaded, self.is_silent = True, False, False, False
+        self.version = self.late_since = None
+
+    def is_late(self, now: float, patience_s: float) -> bool:
+        if self.late_since is None:
+            self.late_since = now
+        return now - self.late_since >= patience_s
 
 
 @define
@@ -135,7 +166,11 @@ class SimulatedRun:
     state: RunState = field(init=False)
     journal: list[Entry] = field(init=False, factory=list)
     checkpoint: RunRecord = field(init=False)
-    fleet: ServerFleet = field(init=False, factory=ServerFleet)
+    fleet: ServerFleet = field(init=False)
+    tables: dict[str, RouteTable[Route]] = field(init=False, factory=dict)
+    """Servers as each worker knows them."""
+    reported: VersionName | None = field(init=False, default=None)
+    """Version of which the pool has heard last that servers have it."""
     truth: dict[str, ServerTruth] = field(init=False, factory=dict)
     episodes: list[Episode] = field(init=False, factory=list)
     """Episodes of living workers, and of those that are taken for dead and deliver all the same."""
@@ -161,16 +196,18 @@ class SimulatedRun:
         self.state = RunState.new(self.plan)
         self.write()
         self.checkpoint, self.journal = self.state.snapshot(), []
-        for name in ("s1", "s2"):
-            self.fleet.servers[name], self.truth[name] = ServerRecord(name, restarts_left=1_000), ServerTruth()
+        freezes = self.rng.random() < 0.3
+        self.fleet = ServerFleet(freezes=freezes, is_endless=True, suspect_s=SUSPECT_S, stale_s=STALE_S)
+        self.truth = {name: ServerTruth() for name in self.fleet.add(2)}
 
     # The run
 
     def run(self) -> Counter[str]:
         """Run to the end; return how often each event occurred. Raises InvariantViolated."""
         normal = {
-            self.worker_takes: 6, self.worker_generates: 6, self.worker_delivers: 6, self.server_acts: 4,
-            self.trainer_acts: 4, self.time_passes: 1, self.validation_acts: 1,
+            self.worker_takes: 6, self.worker_asks: 6, self.server_answers: 6, self.worker_delivers: 6,
+            self.server_acts: 4, self.trainer_acts: 4, self.time_passes: 1, self.validation_acts: 1,
+            self.worker_learns_routes: 2, self.controller_learns_target: 1,
         }  # fmt: skip
         faults = {
             self.worker_fails: 1, self.worker_dies: 1, self.server_fails: 2, self.pool_dies: 0.3,
@@ -189,7 +226,6 @@ class SimulatedRun:
                 self.check_end()
                 return self.happened
         self.violated(f"the run does not end: {self.state.wait_reason()}, {self.state.record}")
-        raise AssertionError
 
     def write(self) -> None:
         for entry in self.state.entries:
@@ -202,7 +238,7 @@ class SimulatedRun:
         self.journal += self.state.entries
         self.state.entries.clear()
 
-    def violated(self, what: str) -> None:
+    def violated(self, what: str) -> NoReturn:
         raise InvariantViolated(f"seed {self.seed}, step {self.done}: {what} ({self.plan})")
 
     # Workers
@@ -219,23 +255,60 @@ class SimulatedRun:
             return
         self.episodes.append(Episode(lease, idle[0]))
 
-    def worker_generates(self) -> None:
-        """A server makes tokens for an episode."""
-        server = self.fleet.choose(self.state.record.weights.line)
-        if not self.episodes or server is None or server.version is None:
+    def table(self, episode: Episode) -> RouteTable[Route]:
+        return self.tables.setdefault(episode.worker, RouteTable())
+
+    def worker_learns_routes(self) -> None:
+        worker = f"w{self.rng.randrange(self.workers)}"
+        table = self.tables.setdefault(worker, RouteTable())
+        given_up = table.replace(self.fleet.routes(is_published=True))
+        for episode in self.episodes:
+            if episode.worker == worker and episode.asked is not None and episode.asked in given_up:
+                self.happened["request given up"] += 1
+                self.forget_request(episode)
+
+    def worker_asks(self) -> None:
+        """An episode sends its next request."""
+        idle = [one for one in self.episodes if one.asked is None and not self.is_full(one)]
+        if not idle:
             return
-        episode = self.rng.choice(self.episodes)
-        if server.state is not ServerState.HEALTHY or not self.truth[server.name].may_answer:
-            self.violated(f"{server} answers, which is {self.truth[server.name]}")
-        round_ = self.state.record.validation
-        is_validation = episode.lease.task.epoch == VALIDATION and self.is_open(episode)
-        if is_validation and (round_ is None or server.version != round_.version):
-            self.violated(f"{round_} is answered by {server.version}")
-        if sum(tokens for _, tokens in episode.segments) < TOKENS:
-            episode.segments.append((server.version, TOKENS // 2))
+        episode = self.rng.choice(idle)
+        table = self.table(episode)
+        if (route := table.choose()) is None:
+            return
+        others = [other for other in table.routes if other.accepts]
+        if any(table.in_flight[other.name] < table.in_flight[route.name] for other in others):
+            self.violated(f"{route} gets a request, with {table.in_flight}")
+        table.in_flight[route.name] += 1
+        episode.asked = route
+        truth = self.truth.get(route.name)
+        episode.asked_life = truth.lives if truth is not None and truth.is_alive else -1
+
+    def forget_request(self, episode: Episode) -> None:
+        if episode.asked is not None:
+            self.table(episode).in_flight[episode.asked.name] -= 1
+            episode.asked = None
+
+    def server_answers(self) -> None:
+        """A server makes tokens for an episode, or the request is lost with it."""
+        asking = [episode for episode in self.episodes if episode.asked is not None]
+        if not asking:
+            return
+        episode = self.rng.choice(asking)
+        assert episode.asked is not None
+        truth = self.truth.get(episode.asked.name)
+        if truth is None or not truth.is_alive or truth.lives != episode.asked_life:
+            self.table(episode).lose(episode.asked)
+            self.forget_request(episode)
+        elif not truth.is_silent and truth.version is not None:
+            episode.segments.append((truth.version, TOKENS // 2))
+            self.forget_request(episode)
+
+    def is_full(self, episode: Episode) -> bool:
+        return sum(tokens for _, tokens in episode.segments) >= TOKENS
 
     def worker_delivers(self) -> None:
-        full = [one for one in self.episodes if sum(tokens for _, tokens in one.segments) >= TOKENS]
+        full = [one for one in self.episodes if self.is_full(one)]
         if not full:
             return
         episode = self.rng.choice(full)
@@ -255,7 +328,8 @@ class SimulatedRun:
             return
         if answer is PutAnswer.SUCCESS and self.plan.mode is SyncMode.SYNC and self.plan.stale is not StalePolicy.DROP:
             names = {name for name, _ in episode.segments}
-            if names != {self.state.record.weights.rollout}:
+            # By number: a trainer that was lost without an update has left the weights as they were.
+            if {name.number for name in names} != {self.state.record.weights.rollout.number}:
                 self.violated(f"a sample of {names} is accepted for a batch of {self.state.record.weights.rollout}")
 
     def key_of(self, task: RolloutTask) -> tuple[Hashable, ...]:
@@ -264,6 +338,7 @@ class SimulatedRun:
     def worker_fails(self) -> None:
         if self.episodes:
             episode = self.episodes.pop(self.rng.randrange(len(self.episodes)))
+            self.forget_request(episode)
             self.state.fail(episode.lease.number, "error")
 
     def worker_dies(self) -> None:
@@ -272,6 +347,7 @@ class SimulatedRun:
             return
         episode = self.rng.choice(self.episodes)
         self.state.lose_worker(episode.worker)
+        self.forget_request(episode)
         if self.rng.random() < 0.5:
             self.episodes.remove(episode)
         else:
@@ -286,59 +362,82 @@ class SimulatedRun:
         self.state.expire(self.now)
         # A slow worker delivers too late.
         for episode in self.episodes:
+            self.forget_request(episode)
             episode.worker = "too late"
 
     # Servers
 
+    def controller_learns_target(self) -> None:
+        target, before = self.state.record.weights.target, self.fleet.target
+        self.fleet.aim(target)
+        if before is not None and before.incarnation < target.incarnation:
+            for truth in self.truth.values():
+                if truth.version is not None and truth.version.incarnation < target.incarnation:
+                    truth.note(ServerEvent.LINE_LOST, self.now)
+
     def server_acts(self) -> None:
-        weights = self.state.record.weights
         server = self.rng.choice(list(self.fleet.servers.values()))
-        target = weights.target
         match server.state:
             case ServerState.RESTARTING:
                 self.observe(server, ServerEvent.READY)
+            case ServerState.DEAD if server.is_overdue:
+                self.observe(server, ServerEvent.BUDGET_SPENT)
             case ServerState.DEAD if self.rng.random() < 0.3:
                 self.observe(server, ServerEvent.RESTARTED)
             case ServerState.SUSPECT if self.rng.random() < 0.3:
                 self.observe(server, ServerEvent.ANSWERED)
             case ServerState.LEAVING if self.rng.random() < 0.3:
-                del self.fleet.servers[server.name], self.truth[server.name]
+                self.fleet.remove(server.name)
+                del self.truth[server.name]
+                return
             case ServerState.RETIRED:
-                self.fleet.servers[server.name] = ServerRecord(server.name, 1_000, incarnation=server.incarnation + 1)
-                self.truth[server.name] = ServerTruth()
-        if server in self.fleet.to_load(target) and weights.line.has(target) and self.rng.random() < 0.5:
-            self.observe(server, ServerEvent.LOADED, target)
-        if weights.to_send is not None and self.fleet.has_loaded(weights.to_send):
-            self.state.sync(weights.to_send)
+                self.happened["server replaced"] += 1
+                server = self.fleet.replace(server.name, self.now) or self.violated(f"{server} is not replaced")
+                self.truth[server.name].begin()
+        target = self.fleet.target
+        if target is not None and server in self.fleet.to_load(target) and self.rng.random() < 0.5:
+            # A transfer that began before the target changed ends after it.
+            late = self.rng.random() < 0.1 and self.has_faults
+            version = self.reported if late and self.reported is not None else target
+            if server.version is None or server.version <= version:
+                self.fleet.note_loaded(server, server.incarnation, version)
+                self.truth[server.name].load(version, version == target)
+        if target is not None and target != self.reported and self.fleet.has_loaded(target):
+            self.state.sync(target)
+            self.reported = target
             for other in self.fleet.servers.values():
-                if other.version != self.state.record.weights.rollout:
-                    self.truth[other.name].note(ServerEvent.TRANSFER_MISSED)
-            self.fleet.end_transfer(self.state.record.weights.rollout)
+                if other.version != target and self.truth[other.name].has_loaded:
+                    self.truth[other.name].note(ServerEvent.TRANSFER_MISSED, self.now)
+            self.fleet.end_transfer(target, self.now)
 
     def fleet_is_scaled(self) -> None:
         """A server joins, or one of several leaves: it gets no more requests, and is removed later."""
-        servers = self.fleet.servers
-        staying = [server for server in servers.values() if server.state is not ServerState.LEAVING]
+        staying = self.fleet.staying
         if self.rng.random() < 0.5 and len(staying) < 5:
-            name = next(name for name in map("s{}".format, range(1, 10)) if name not in servers)
-            servers[name], self.truth[name] = ServerRecord(name, restarts_left=1_000), ServerTruth()
+            for name in self.fleet.add(1):
+                self.truth[name] = ServerTruth()
         elif len(staying) > 1:
-            server = self.rng.choice(staying)
-            self.observe(server, ServerEvent.LEAVE)
-            if server.state is not ServerState.LEAVING:
-                self.violated(f"{server} stays")
+            for server in self.fleet.let_leave(1):
+                self.truth[server.name].note(ServerEvent.LEAVE, self.now)
+                if server.state is not ServerState.LEAVING:
+                    self.violated(f"{server} stays")
 
     def server_fails(self) -> None:
         server = self.rng.choice(list(self.fleet.servers.values()))
         before = server.state
-        event = self.rng.choice(list(ServerEvent))
-        if event in (ServerEvent.LOADED, ServerEvent.LEAVE):
-            return
+        event = self.rng.choice(
+            [
+                ServerEvent.ENDED, ServerEvent.DEADLINE_MISSED, ServerEvent.TRANSFER_MISSED, ServerEvent.ANSWERED,
+                ServerEvent.RESTARTED, ServerEvent.READY, ServerEvent.BUDGET_SPENT,
+            ]
+        )  # fmt: skip
+        if event is ServerEvent.BUDGET_SPENT and not server.starts:
+            return  # such an end is that of the run
         # Also of an incarnation that has ended.
         late = self.rng.random() < 0.3
-        changed = server.observe(event, server.incarnation - late)
+        changed = server.observe(event, server.incarnation - late, now=self.now)
         if not late:
-            self.truth[server.name].note(event)
+            self.truth[server.name].note(event, self.now)
         has_spent = event is ServerEvent.BUDGET_SPENT and not late and before is ServerState.DEAD
         if has_spent and server.state is not ServerState.RETIRED:
             self.violated(f"{server} has spent its restarts")
@@ -347,9 +446,21 @@ class SimulatedRun:
         if server.state in (ServerState.DEAD, ServerState.RESTARTING) and server.version is not None:
             self.violated(f"{server} has weights after its end")
 
-    def observe(self, server: ServerRecord, event: ServerEvent, version: VersionName | None = None) -> None:
-        server.observe(event, server.incarnation, version)
-        self.truth[server.name].note(event)
+    def observe(self, server: ServerRecord, event: ServerEvent) -> None:
+        server.observe(event, server.incarnation, now=self.now)
+        self.truth[server.name].note(event, self.now)
+
+    def check_servers(self) -> None:
+        """Check that requests go to those servers that may answer them, and that those that are dead are ended."""
+        for route in self.fleet.routes(is_published=True):
+            truth = self.truth[route.name]
+            if route.accepts and (not truth.may_answer or truth.version != route.version):
+                self.violated(f"requests go to {route}, which is {truth}")
+        for name, server in self.fleet.servers.items():
+            truth = self.truth[name]
+            is_gone = server.state in (ServerState.DEAD, ServerState.RETIRED, ServerState.LEAVING)
+            if not truth.is_alive and not is_gone:
+                self.violated(f"{server} is not taken for dead, but is {truth}")
 
     # Trainer
 
@@ -416,6 +527,7 @@ class SimulatedRun:
 
     def check(self) -> None:
         state, record = self.state, self.state.record
+        self.check_servers()
         try:
             record.counts.check(state.open_samples)
         except AssertionError as error:
@@ -457,7 +569,7 @@ class SimulatedRun:
         trained = {sample.sample_id for update in self.updates for sample in update}
         if twice := trained & {sample.sample_id for sample in samples}:
             self.violated(f"{twice} is trained a second time")
-        if weights.mode is SyncMode.SYNC and len({name for one in samples for name, _ in one.segments}) > 1:
+        if weights.mode is SyncMode.SYNC and len({name.number for one in samples for name, _ in one.segments}) > 1:
             self.violated("a batch of several versions")
 
     def check_version(self, name: VersionName) -> None:

@@ -1,9 +1,9 @@
-"""States of inference servers: the edges there are, and those there must not be."""
+"""States of inference servers: the edges there are, those there must not be, and how long one may miss deadlines."""
 
 from __future__ import annotations
 
-from fray.rl.core.server_states import TRANSITIONS, BusyShare, ServerEvent, ServerFleet, ServerRecord, ServerState
-from fray.rl.core.versions import VersionLine, VersionName
+from fray.rl.core.server_states import TRANSITIONS, BusyShare, ServerEvent, ServerRecord, ServerState
+from fray.rl.core.versions import VersionName
 
 V0, V1 = VersionName(0, 0), VersionName(0, 1)
 
@@ -56,72 +56,43 @@ def test_what_an_earlier_incarnation_says_is_ignored() -> None:
 
 
 def test_a_spent_budget_retires_a_server() -> None:
-    server = ServerRecord("s1", restarts_left=1)
+    server = live("s1")
     server.observe(ServerEvent.ENDED, 0)
-    server.observe(ServerEvent.RESTARTED, 0)
-    server.observe(ServerEvent.ENDED, 1)
-    server.observe(ServerEvent.RESTARTED, 1)
+    server.observe(ServerEvent.BUDGET_SPENT, 0)
     assert server.state is ServerState.RETIRED
-    assert not any(server.observe(event, 1) for event in ServerEvent if event is not ServerEvent.LEAVE)
+    assert not any(server.observe(event, 0) for event in ServerEvent if event is not ServerEvent.LEAVE)
 
 
-def test_a_server_that_leaves_gets_no_requests_and_no_weights_and_does_not_come_back() -> None:
-    fleet = ServerFleet({"s1": live("s1"), "s2": live("s2", V1)})
-    leaving = fleet.servers["s1"]
-    assert leaving.observe(ServerEvent.LEAVE, 0)
-    assert fleet.choose(VersionLine(number=1)) is fleet.servers["s2"]
-    assert fleet.to_load(V1) == []
-    assert fleet.has_loaded(V1)
-    assert not any(leaving.observe(event, 0) for event in ServerEvent)
-    assert leaving.state is ServerState.LEAVING
+def test_a_server_that_misses_every_deadline_of_a_minute_is_dead_and_to_be_ended() -> None:
+    server = live("s1")
+    for now in (100.0, 130.0, 159.9):
+        server.observe(ServerEvent.DEADLINE_MISSED, 0, now=now)
+        assert (server.state, server.is_overdue) == (ServerState.SUSPECT, False)
+    server.observe(ServerEvent.DEADLINE_MISSED, 0, now=160.0)
+    assert (server.state, server.is_overdue) == (ServerState.DEAD, True)
+    assert not server.observe(ServerEvent.ANSWERED, 0), "nothing that it says later is believed"
+    server.observe(ServerEvent.RESTARTED, 0)
+    server.observe(ServerEvent.READY, 1)
+    server.observe(ServerEvent.LOADED, 1, V0)
+    assert server.state is ServerState.HEALTHY
 
 
-def test_requests_go_to_the_healthy_server_with_the_fewest() -> None:
-    line = VersionLine()
-    one, two, three = live("s1"), live("s2"), live("s3")
-    fleet = ServerFleet({server.name: server for server in (one, two, three)})
-    one.in_flight, two.in_flight, three.in_flight = 3, 1, 1
-    assert fleet.choose(line) is two
-    two.observe(ServerEvent.DEADLINE_MISSED, 0)
-    assert fleet.choose(line) is three
-    three.observe(ServerEvent.TRANSFER_MISSED, 0)
-    one.observe(ServerEvent.ENDED, 0)
-    assert fleet.choose(line) is None
+def test_an_answer_renews_the_patience_with_a_server() -> None:
+    server = live("s1")
+    server.observe(ServerEvent.DEADLINE_MISSED, 0, now=0.0)
+    server.observe(ServerEvent.ANSWERED, 0)
+    server.observe(ServerEvent.DEADLINE_MISSED, 0, now=100.0)
+    server.observe(ServerEvent.DEADLINE_MISSED, 0, now=159.0)
+    assert server.state is ServerState.SUSPECT
 
 
-def test_no_request_goes_to_weights_of_a_lost_line() -> None:
-    line = VersionLine(number=3)
-    fleet = ServerFleet({"s1": live("s1", VersionName(0, 3))})
-    line.fork(2)
-    assert fleet.choose(line) is None
-    fleet.servers["s1"].observe(ServerEvent.LOADED, 0, line.current)
-    assert fleet.choose(line) is not None
-
-
-def test_a_version_is_loaded_when_every_server_that_answers_has_it() -> None:
-    one, two, stale = live("s1"), live("s2"), live("s3", V1)
-    fleet = ServerFleet({server.name: server for server in (one, two, stale)})
-    stale.observe(ServerEvent.TRANSFER_MISSED, 0)
-    # The stale one has the version, but must say so.
-    assert fleet.to_load(V1) == [stale, one, two]
-    one.observe(ServerEvent.LOADED, 0, V1)
-    assert not fleet.has_loaded(V1)
-    two.observe(ServerEvent.ENDED, 0)
-    assert fleet.has_loaded(V1)
-    assert fleet.to_load(V1) == [stale]
-
-
-def test_a_suspect_server_is_not_waited_for_and_is_stale_without_the_version() -> None:
-    one, two = live("s1"), live("s2")
-    fleet = ServerFleet({server.name: server for server in (one, two)})
-    one.observe(ServerEvent.LOADED, 0, V1)
-    two.observe(ServerEvent.DEADLINE_MISSED, 0)
-    assert fleet.has_loaded(V1)
-    fleet.end_transfer(V1)
-    assert (one.state, two.state) == (ServerState.HEALTHY, ServerState.STALE)
-    assert not two.observe(ServerEvent.ANSWERED, 0)
-    two.observe(ServerEvent.LOADED, 0, V1)
-    assert two.state is ServerState.HEALTHY
+def test_a_server_that_never_loads_weights_is_dead_after_ten_minutes_of_missed_transfers() -> None:
+    server = live("s1")
+    for now in (0.0, 120.0, 599.0):
+        server.observe(ServerEvent.TRANSFER_MISSED, 0, now=now)
+        assert server.state is ServerState.STALE
+    server.observe(ServerEvent.TRANSFER_MISSED, 0, now=600.0)
+    assert (server.state, server.is_overdue) == (ServerState.DEAD, True)
 
 
 def test_the_busy_share_is_of_all_servers_since_it_was_taken() -> None:

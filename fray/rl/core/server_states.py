@@ -1,16 +1,17 @@
-"""States of an inference server, as a table, and the choice of the server for a request.
+"""States of an inference server, as a table.
 
 A server answers requests only as HEALTHY. After it has died it holds the weights of its start, so its way back leads
-through STALE: there is no edge from DEAD or RESTARTING to HEALTHY.
+through STALE: there is no edge from DEAD or RESTARTING to HEALTHY. `fray.rl.core.server_fleet` has what follows from
+the states of all servers of a run.
 """
 
 from __future__ import annotations
 
 from enum import Enum
 
-from attrs import define, field
+from attrs import define
 
-from fray.rl.core.versions import VersionLine, VersionName
+from fray.rl.core.versions import VersionName
 
 
 class ServerState(Enum):
@@ -20,12 +21,12 @@ class ServerState(Enum):
     SUSPECT = "suspect"
     """Missed a deadline: gets no new requests; those it has may still be answered."""
     DEAD = "dead"
-    """The process has ended, or was suspect for too long. Its messages are ignored."""
+    """The process has ended, or missed deadlines for too long. Its messages are ignored."""
     RESTARTING = "restarting"
     STALE = "stale"
     """Answers, without the current weights: gets no requests."""
     RETIRED = "retired"
-    """Spent its restart budget; it is replaced elsewhere."""
+    """Is not started again; another server replaces it."""
     LEAVING = "leaving"
     """Is not wanted any more: answers the requests it has, with the weights it has, and is removed."""
 
@@ -35,13 +36,21 @@ class ServerEvent(Enum):
 
     ANSWERED = "answered"
     DEADLINE_MISSED = "deadline missed"
+    """Gave no answer in time."""
     SUSPECT_TOO_LONG = "suspect too long"
+    """Has missed every deadline since its patience began: `ServerRecord.observe` makes it of the last one."""
     ENDED = "ended"
+    """Its process has ended."""
     RESTARTED = "restarted"
+    """Is started again by its supervisor."""
     READY = "ready"
     LOADED = "loaded"
     TRANSFER_MISSED = "transfer missed"
+    """Has not loaded weights in time, or was suspect when the others had them."""
+    LINE_LOST = "line lost"
+    """Has weights of a trainer that was lost, which another one has replaced."""
     BUDGET_SPENT = "budget spent"
+    """Its supervisor does not start it again, or it must be replaced: it was taken for dead."""
     LEAVE = "leave"
 
 
@@ -50,9 +59,11 @@ _S, _E = ServerState, ServerEvent
 TRANSITIONS: dict[tuple[ServerState, ServerEvent], ServerState] = {
     (_S.HEALTHY, _E.DEADLINE_MISSED): _S.SUSPECT,
     (_S.HEALTHY, _E.TRANSFER_MISSED): _S.STALE,
+    (_S.HEALTHY, _E.LINE_LOST): _S.STALE,
     (_S.HEALTHY, _E.ENDED): _S.DEAD,
     (_S.SUSPECT, _E.ANSWERED): _S.HEALTHY,
     (_S.SUSPECT, _E.TRANSFER_MISSED): _S.STALE,
+    (_S.SUSPECT, _E.LINE_LOST): _S.STALE,
     (_S.SUSPECT, _E.SUSPECT_TOO_LONG): _S.DEAD,
     (_S.SUSPECT, _E.ENDED): _S.DEAD,
     (_S.STALE, _E.LOADED): _S.HEALTHY,
@@ -66,48 +77,74 @@ TRANSITIONS: dict[tuple[ServerState, ServerEvent], ServerState] = {
 }
 """Every other event leaves the state as it is."""
 
+DEADLINES = {
+    *((state, event) for state in (_S.HEALTHY, _S.SUSPECT) for event in (_E.DEADLINE_MISSED, _E.TRANSFER_MISSED)),
+    (_S.STALE, _E.TRANSFER_MISSED),
+}
+"""Deadlines by which the patience with a server is counted. A stale one has to load weights, and nothing else."""
+
 
 @define
 class ServerRecord:
     """One server, as the run sees it.
 
     Args:
-        name: of the server, the same over restarts.
-        restarts_left: restarts that the budget still allows.
+        name: of the server, the same over restarts and replacements.
+        suspect_s: seconds for which it may miss deadlines before it is taken for dead.
+        stale_s: the same for transfers of weights; longer, as it may still load its model.
     """
 
     name: str
-    restarts_left: int = 3
+    suspect_s: float = 60.0
+    stale_s: float = 600.0
     state: ServerState = ServerState.RESTARTING
     incarnation: int = 0
     version: VersionName | None = None
     """The version whose weights it has loaded; None after a start."""
-    in_flight: int = 0
+    starts: int = 0
+    """How often it was ready."""
+    late_since: float | None = None
+    """Time of the first of the deadlines that it missed since it last kept one."""
+    is_overdue: bool = False
+    """True for one that was taken for dead while its process may live: it is to be ended."""
 
-    def observe(self, event: ServerEvent, incarnation: int, version: VersionName | None = None) -> bool:
+    def observe(
+        self, event: ServerEvent, incarnation: int, version: VersionName | None = None, *, now: float = 0.0
+    ) -> bool:
         """Apply what was observed of one incarnation. Return whether the state changed.
 
         Args:
             incarnation: of the server that was observed; anything about an earlier one is ignored.
             version: with LOADED, the version that it loaded.
+            now: with DEADLINE_MISSED and TRANSFER_MISSED, the time by the observer's clock, seconds.
         """
         if incarnation != self.incarnation:
             return False
-        if event is ServerEvent.RESTARTED and self.restarts_left == 0:
-            event = ServerEvent.BUDGET_SPENT
+        if (self.state, event) in DEADLINES:
+            event = self._missed(event, now)
         after = TRANSITIONS.get((self.state, event))
         # A server that answers keeps its state, but has the newer weights.
         if event is ServerEvent.LOADED and self.state in (ServerState.HEALTHY, ServerState.SUSPECT, ServerState.STALE):
             self.version = version
         if after is None:
             return False
+        if after in (ServerState.HEALTHY, ServerState.DEAD):
+            self.late_since = None
         if after is ServerState.DEAD:
-            self.version, self.in_flight = None, 0
+            self.version, self.is_overdue = None, event is ServerEvent.SUSPECT_TOO_LONG
+        if event is ServerEvent.READY:
+            self.starts += 1
         if after is ServerState.RESTARTING:
             self.incarnation += 1
-            self.restarts_left -= 1
         self.state = after
         return True
+
+    def _missed(self, event: ServerEvent, now: float) -> ServerEvent:
+        """Note that a deadline was missed; return what that comes to."""
+        patience_s = self.stale_s if self.state is ServerState.STALE else self.suspect_s
+        if self.late_since is None:
+            self.late_since = now
+        return ServerEvent.SUSPECT_TOO_LONG if now - self.late_since >= patience_s else event
 
 
 @define
@@ -130,41 +167,3 @@ class BusyShare:
             self._last = min(max(self._busy_s / self._elapsed_s, 0.0), 1.0)
         self._busy_s = self._elapsed_s = 0.0
         return self._last
-
-
-@define
-class ServerFleet:
-    """The servers of a run, and the version that they shall have."""
-
-    servers: dict[str, ServerRecord] = field(factory=dict)
-
-    def choose(self, line: VersionLine) -> ServerRecord | None:
-        """Return the server for a request: healthy, with a version of this line, and the fewest requests in flight.
-
-        None if there is none. Equal servers are taken by name.
-        """
-        healthy = [server for server in self._in(ServerState.HEALTHY) if server.version and line.has(server.version)]
-        return min(healthy, key=lambda server: (server.in_flight, server.name), default=None)
-
-    def to_load(self, version: VersionName) -> list[ServerRecord]:
-        """Return the servers that shall load a version."""
-        answering = self._in(ServerState.HEALTHY, ServerState.SUSPECT)
-        # A stale one in any case: it may have the version, but has not said so since it missed a transfer.
-        return [*self._in(ServerState.STALE), *(server for server in answering if server.version != version)]
-
-    def has_loaded(self, version: VersionName) -> bool:
-        """Return whether no server gets requests by another version, and one by this.
-
-        One that is suspect is not waited for; `end_transfer` makes it stale.
-        """
-        answering = self._in(ServerState.HEALTHY)
-        return bool(answering) and all(server.version == version for server in answering)
-
-    def end_transfer(self, version: VersionName) -> None:
-        """Note that the servers have a version: those without it get no requests until they have it."""
-        for server in self._in(ServerState.HEALTHY, ServerState.SUSPECT):
-            if server.version != version:
-                server.observe(ServerEvent.TRANSFER_MISSED, server.incarnation)
-
-    def _in(self, *states: ServerState) -> list[ServerRecord]:
-        return [server for server in self.servers.values() if server.state in states]

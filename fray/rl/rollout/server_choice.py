@@ -1,13 +1,13 @@
-"""Choice of an inference server for each request of a rollout process, and its repetition when a server is lost."""
+"""Requests of a rollout process: sent to the server that the route table chooses, and again when it is lost."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import trio
 
 from fray.errors import ActorDied
+from fray.rl.core.server_fleet import RouteTable
 from fray.rl.inference.requests import Completion, GenerateRequest
 from fray.rl.messages import ServerRoute
 
@@ -33,23 +33,18 @@ class ServerChoice:
     ) -> None:
         self._call, self._give_up, self._ask_max_length = call, give_up, ask_max_length
         self._max_length = 0
-        self._routes: list[ServerRoute] = []
-        self._in_flight: Counter[str] = Counter()
-        """Requests of each server."""
+        self._table: RouteTable[ServerRoute] = RouteTable()
         self._changed = trio.Event()
 
     @property
     def newest_version(self) -> int:
         """Number of updates of the newest weights that a server has; 0 while there is none."""
-        return max((route.version.number for route in self._routes), default=0)
+        return self._table.newest_version
 
     def set_routes(self, routes: list[ServerRoute]) -> None:
         """Replace the servers to choose from; requests of a server that accepts none any more are sent to another."""
-        self._routes = routes
-        if any(route.accepts for route in routes):
-            for route in routes:
-                if not (route.accepts or route.leaves):
-                    self._give_up(route)
+        for route in self._table.replace(routes):
+            self._give_up(route)
         self._changed.set()
         self._changed = trio.Event()
 
@@ -60,11 +55,11 @@ class ServerChoice:
         lost is sent to another, or to the same when it is back.
         """
         while True:
-            route = self._choose()
+            route = self._table.choose()
             if route is None:
                 await self._changed.wait()
                 continue
-            self._in_flight[route.name] += 1
+            self._table.in_flight[route.name] += 1
             try:
                 completions = await self._call(route, request)
             except RequestGivenUp:
@@ -73,7 +68,7 @@ class ServerChoice:
                 await self._wait_for_other(route)
                 continue
             finally:
-                self._in_flight[route.name] -= 1
+                self._table.in_flight[route.name] -= 1
             # An update in mode "abort" ends requests; they are sent again to the new weights.
             if not any(one.finish_reason == "abort" for one in completions):
                 return completions
@@ -81,7 +76,7 @@ class ServerChoice:
     async def max_length(self) -> int:
         """Return the tokens of a prompt and its reply together; the servers of a run have one model."""
         while not self._max_length:
-            route = self._choose()
+            route = self._table.choose()
             if route is None:
                 await self._changed.wait()
                 continue
@@ -91,12 +86,8 @@ class ServerChoice:
                 await self._wait_for_other(route)
         return self._max_length
 
-    def _choose(self) -> ServerRoute | None:
-        accepting = [route for route in self._routes if route.accepts]
-        return min(accepting, key=lambda route: (self._in_flight[route.name], route.name), default=None)
-
     async def _wait_for_other(self, lost: ServerRoute) -> None:
         """Wait until another server can be chosen, or the table has changed."""
-        self._routes = [route for route in self._routes if route is not lost]
-        if self._choose() is None:
+        self._table.lose(lost)
+        if self._table.choose() is None:
             await self._changed.wait()

@@ -43,7 +43,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 def test_a_run_is_found_by_its_name(run: Run, tmp_path: Path) -> None:
     with RunRecorder(run.parts) as recorder:
-        server = ServerRecord("server-0", 3)
+        server = ServerRecord("server-0")
         server.observe(ServerEvent.READY, 0)
         recorder.write(STATUS, [server])
         assert find_output("digits") == find_output(str(tmp_path / "digits")) == tmp_path / "digits"
