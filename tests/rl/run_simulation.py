@@ -18,7 +18,7 @@ from fray.rl.core.journal import BatchLoaded, BatchTaken, Entry
 from fray.rl.core.leases import Lease
 from fray.rl.core.run_record import RunPlan, RunRecord, StalePolicy
 from fray.rl.core.run_state import NoTask, PutAnswer, RunState
-from fray.rl.core.server_fleet import Route, RouteTable, ServerFleet
+from fray.rl.core.server_fleet import RequestRoute, RouteTable, ServerFleet
 from fray.rl.core.server_states import ServerEvent, ServerRecord, ServerState
 from fray.rl.core.tasks import RolloutTask, TaskOrder
 from fray.rl.core.trajectory_store import ReadyRule, Sample
@@ -91,7 +91,7 @@ class Episode:
     lease: Lease
     worker: str
     segments: list[Segment] = field(factory=list)
-    asked: Route | None = None
+    asked: RequestRoute | None = None
     """Server that has its request."""
     asked_life: int = 0
     """The life of the process that has it."""
@@ -167,8 +167,8 @@ class SimulatedRun:
     journal: list[Entry] = field(init=False, factory=list)
     checkpoint: RunRecord = field(init=False)
     fleet: ServerFleet = field(init=False)
-    tables: dict[str, RouteTable[Route]] = field(init=False, factory=dict)
-    """Servers as each worker knows them."""
+    tables: dict[str, RouteTable[RequestRoute]] = field(init=False, factory=dict)
+    """Servers as each rollout process knows them, and workers that were cut off."""
     reported: VersionName | None = field(init=False, default=None)
     """Version of which the pool has heard last that servers have it."""
     truth: dict[str, ServerTruth] = field(init=False, factory=dict)
@@ -212,7 +212,7 @@ class SimulatedRun:
         faults = {
             self.worker_fails: 1, self.worker_dies: 1, self.server_fails: 2, self.pool_dies: 0.3,
             self.trainer_dies: 0.1, self.row_is_added: 0.5, self.long_time_passes: 0.2,
-            self.fleet_is_scaled: 0.5,
+            self.fleet_is_scaled: 0.5, self.server_is_silent: 2,
         }  # fmt: skip
         for number in range(self.steps + CALM_STEPS):
             self.done, self.has_faults = number, number < self.steps
@@ -255,17 +255,25 @@ class SimulatedRun:
             return
         self.episodes.append(Episode(lease, idle[0]))
 
-    def table(self, episode: Episode) -> RouteTable[Route]:
-        return self.tables.setdefault(episode.worker, RouteTable())
+    def table(self, episode: Episode) -> RouteTable[RequestRoute]:
+        return self.tables.setdefault(self.process_of(episode.worker), RouteTable())
+
+    def process_of(self, worker: str) -> str:
+        """Return the process of a worker: there are two, and workers that are taken for dead are in others."""
+        return f"p{int(worker[1:]) % 2}" if worker[1:].isdigit() else worker
 
     def worker_learns_routes(self) -> None:
-        worker = f"w{self.rng.randrange(self.workers)}"
-        table = self.tables.setdefault(worker, RouteTable())
-        given_up = table.replace(self.fleet.routes(is_published=True))
-        for episode in self.episodes:
-            if episode.worker == worker and episode.asked is not None and episode.asked in given_up:
+        process = f"p{self.rng.randrange(2)}"
+        table = self.tables.setdefault(process, RouteTable())
+        given_up = {route.name for route in table.replace(self.fleet.routes(is_published=True))}
+        asking = [one for one in self.episodes if one.asked is not None and self.process_of(one.worker) == process]
+        for episode in asking:
+            if episode.asked is not None and episode.asked.name in given_up:
                 self.happened["request given up"] += 1
                 self.forget_request(episode)
+        silent = {name for name, server in self.fleet.servers.items() if server.state is ServerState.SUSPECT}
+        if table.choose() is not None and any(one.asked is not None and one.asked.name in silent for one in asking):
+            self.violated(f"requests wait for {silent}, while others accept them")
 
     def worker_asks(self) -> None:
         """An episode sends its next request."""
@@ -384,7 +392,7 @@ class SimulatedRun:
                 self.observe(server, ServerEvent.BUDGET_SPENT)
             case ServerState.DEAD if self.rng.random() < 0.3:
                 self.observe(server, ServerEvent.RESTARTED)
-            case ServerState.SUSPECT if self.rng.random() < 0.3:
+            case ServerState.SUSPECT if self.rng.random() < 0.15:
                 self.observe(server, ServerEvent.ANSWERED)
             case ServerState.LEAVING if self.rng.random() < 0.3:
                 self.fleet.remove(server.name)
@@ -395,7 +403,11 @@ class SimulatedRun:
                 server = self.fleet.replace(server.name, self.now) or self.violated(f"{server} is not replaced")
                 self.truth[server.name].begin()
         target = self.fleet.target
-        if target is not None and server in self.fleet.to_load(target) and self.rng.random() < 0.5:
+        if (
+            target is not None
+            and server in self.fleet.to_load(target)
+            and self.rng.random() < self.transfer_chance(server)
+        ):
             # A transfer that began before the target changed ends after it.
             late = self.rng.random() < 0.1 and self.has_faults
             version = self.reported if late and self.reported is not None else target
@@ -409,6 +421,13 @@ class SimulatedRun:
                 if other.version != target and self.truth[other.name].has_loaded:
                     self.truth[other.name].note(ServerEvent.TRANSFER_MISSED, self.now)
             self.fleet.end_transfer(target, self.now)
+            answering = (ServerState.HEALTHY, ServerState.SUSPECT)
+            if any(one.state in answering and one.version != target for one in self.fleet.servers.values()):
+                self.violated(f"servers have {target}, but {self.fleet.servers}")
+
+    def transfer_chance(self, server: ServerRecord) -> float:
+        """Return the probability that a transfer to a server ends now: a silent one seldom takes weights."""
+        return 0.1 if server.state is ServerState.SUSPECT else 0.5
 
     def fleet_is_scaled(self) -> None:
         """A server joins, or one of several leaves: it gets no more requests, and is removed later."""
@@ -421,6 +440,9 @@ class SimulatedRun:
                 self.truth[server.name].note(ServerEvent.LEAVE, self.now)
                 if server.state is not ServerState.LEAVING:
                     self.violated(f"{server} stays")
+
+    def server_is_silent(self) -> None:
+        self.observe(self.rng.choice(list(self.fleet.servers.values())), ServerEvent.DEADLINE_MISSED)
 
     def server_fails(self) -> None:
         server = self.rng.choice(list(self.fleet.servers.values()))

@@ -16,7 +16,7 @@ from fray.rl.core.journal import SamplesAccepted, TaskFailed
 from fray.rl.core.leases import LeaseTable
 from fray.rl.core.run_record import RunRecord
 from fray.rl.core.run_state import PutAnswer, RunState
-from fray.rl.core.server_fleet import Route, RouteTable, ServerFleet
+from fray.rl.core.server_fleet import RequestRoute, RouteTable, ServerFleet
 from fray.rl.core.server_states import ServerEvent, ServerState
 from fray.rl.core.trajectory_store import TrajectoryStore
 from fray.rl.core.versions import Gate, VersionLine, WeightSchedule
@@ -149,8 +149,8 @@ def dead_servers_answer(patch: pytest.MonkeyPatch) -> None:
 
 
 def suspect_servers_get_requests(patch: pytest.MonkeyPatch) -> None:
-    def accept(self: ServerFleet, server: Any, version: Any, is_published: bool) -> Route:
-        return Route(server.name, version, accepts=server.state in (ServerState.HEALTHY, ServerState.SUSPECT))
+    def accept(self: ServerFleet, server: Any, version: Any, is_published: bool) -> RequestRoute:
+        return RequestRoute(server.name, version, accepts=server.state in (ServerState.HEALTHY, ServerState.SUSPECT))
 
     patch.setattr(ServerFleet, "_route", accept)
 

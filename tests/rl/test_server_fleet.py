@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fray.rl.core.server_fleet import REPLACEMENT_PERIOD_S, REPLACEMENTS, Route, RouteTable, ServerFleet
+from fray.rl.core.server_fleet import REPLACEMENT_PERIOD_S, REPLACEMENTS, RequestRoute, RouteTable, ServerFleet
 from fray.rl.core.server_states import ServerEvent, ServerRecord, ServerState
 from fray.rl.core.versions import VersionName
 
@@ -32,8 +32,8 @@ def accepting(of: ServerFleet) -> list[str]:
 
 
 def test_a_request_goes_to_the_server_that_accepts_it_and_has_the_fewest_of_this_sender() -> None:
-    table: RouteTable[Route] = RouteTable()
-    table.replace([Route("a", V0), Route("b", V0), Route("c", V0, accepts=False)])
+    table: RouteTable[RequestRoute] = RouteTable()
+    table.replace([RequestRoute("a", V0), RequestRoute("b", V0), RequestRoute("c", V0, accepts=False)])
     chosen = []
     for _ in range(3):
         route = table.choose()
@@ -50,8 +50,12 @@ def test_a_request_goes_to_the_server_that_accepts_it_and_has_the_fewest_of_this
 
 
 def test_requests_of_a_silent_server_are_ended_only_if_another_accepts_them() -> None:
-    table: RouteTable[Route] = RouteTable()
-    silent, leaving, other = Route("a", V0, accepts=False), Route("b", V0, False, leaves=True), Route("c", V0)
+    table: RouteTable[RequestRoute] = RouteTable()
+    silent, leaving, other = (
+        RequestRoute("a", V0, accepts=False),
+        RequestRoute("b", V0, False, leaves=True),
+        RequestRoute("c", V0),
+    )
     assert table.replace([silent, leaving]) == []
     assert table.replace([silent, leaving, other]) == [silent]
 
@@ -62,21 +66,21 @@ def test_only_a_healthy_server_accepts_requests() -> None:
     three.observe(ServerEvent.TRANSFER_MISSED, 0)
     four.observe(ServerEvent.ENDED, 0)
     routes = fleet(one, two, three, four).routes(is_published=True)
-    assert routes == [Route("s1", V0), Route("s2", V0, accepts=False)]
+    assert routes == [RequestRoute("s1", V0), RequestRoute("s2", V0, accepts=False)]
 
 
 @pytest.mark.parametrize(
     ("freezes", "version", "is_published", "expected"),
     [
-        (False, V1, True, Route("s1", V1)),
-        (True, V2, True, Route("s1", V2)),
-        (True, V1, True, Route("s1", V1, accepts=False, leaves=True)),
+        (False, V1, True, RequestRoute("s1", V1)),
+        (True, V2, True, RequestRoute("s1", V2)),
+        (True, V1, True, RequestRoute("s1", V1, accepts=False, leaves=True)),
         # The trainer has not published them yet: nothing waits for that.
-        (True, V1, False, Route("s1", V1)),
+        (True, V1, False, RequestRoute("s1", V1)),
     ],
 )
 def test_a_frozen_server_gets_no_new_requests_before_the_newest_weights_and_answers_those_it_has(
-    freezes: bool, version: VersionName, is_published: bool, expected: Route
+    freezes: bool, version: VersionName, is_published: bool, expected: RequestRoute
 ) -> None:
     servers = fleet(live("s1", version), freezes=freezes)
     servers.aim(V2)
@@ -90,7 +94,7 @@ def test_a_silent_or_leaving_server_is_the_same_with_freezing() -> None:
             server.observe(event, 0)
             servers = fleet(server, freezes=freezes)
             servers.aim(V2)
-            assert servers.routes(is_published=True) == [Route("s1", V1, accepts=False, leaves=leaves)]
+            assert servers.routes(is_published=True) == [RequestRoute("s1", V1, accepts=False, leaves=leaves)]
 
 
 def test_too_few_servers_are_named() -> None:

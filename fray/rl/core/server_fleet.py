@@ -32,7 +32,7 @@ class AnyRoute(Protocol):
 
 
 @frozen
-class Route:
+class RequestRoute:
     """Server that answers requests.
 
     Attributes:
@@ -111,7 +111,7 @@ class ServerFleet:
 
     # Requests
 
-    def routes(self, *, is_published: bool) -> list[Route]:
+    def routes(self, *, is_published: bool) -> list[RequestRoute]:
         """Return the servers that answer requests.
 
         Args:
@@ -120,11 +120,11 @@ class ServerFleet:
         answering = self._in(ServerState.HEALTHY, ServerState.SUSPECT, ServerState.LEAVING)
         return [self._route(one, one.version, is_published) for one in answering if one.version is not None]
 
-    def _route(self, server: ServerRecord, version: VersionName, is_published: bool) -> Route:
+    def _route(self, server: ServerRecord, version: VersionName, is_published: bool) -> RequestRoute:
         is_healthy = server.state is ServerState.HEALTHY
         is_frozen = self.freezes and is_published and version != self.target
         is_leaving = server.state is ServerState.LEAVING or (is_healthy and is_frozen)
-        return Route(server.name, version, is_healthy and not is_frozen, is_leaving)
+        return RequestRoute(server.name, version, is_healthy and not is_frozen, is_leaving)
 
     def missing_text(self) -> str:
         """Return which servers are waited for; empty if enough of them answer."""
