@@ -40,7 +40,7 @@ class ServerEvent(Enum):
     SUSPECT_TOO_LONG = "suspect too long"
     """Has missed every deadline since its patience began: `ServerRecord.observe` makes it of the last one."""
     ENDED = "ended"
-    """Its process has ended."""
+    """The process has ended."""
     RESTARTED = "restarted"
     """Is started again by its supervisor."""
     READY = "ready"
@@ -50,7 +50,7 @@ class ServerEvent(Enum):
     LINE_LOST = "line lost"
     """Has weights of a trainer that was lost, which another one has replaced."""
     BUDGET_SPENT = "budget spent"
-    """Its supervisor does not start it again, or it must be replaced: it was taken for dead."""
+    """The supervisor does not start it again, or it must be replaced: it was taken for dead."""
     LEAVE = "leave"
 
 
@@ -102,7 +102,7 @@ class ServerRecord:
     version: VersionName | None = None
     """The version whose weights it has loaded; None after a start."""
     starts: int = 0
-    """How often it was ready."""
+    """Number of times that it was ready."""
     late_since: float | None = None
     """Time of the first of the deadlines that it missed since it last kept one."""
     is_overdue: bool = False
