@@ -158,7 +158,7 @@ class SimulatedRun:
     """A run, its storage, and those who act in it."""
 
     seed: int
-    steps: int = 600
+    steps: int = 1_000
     is_keyed: bool = False
     """True if groups have samples of several rows."""
     rng: random.Random = field(init=False)
@@ -501,7 +501,7 @@ class SimulatedRun:
         self.updates.append(samples)
         if name.number != before + 1 or len(self.updates) != name.number:
             self.violated(f"update {name} after {before}, {len(self.updates)} done")
-        if name.number % 3 == 0:
+        if name.number % 2 == 0:
             self.write()
             self.checkpoint, self.journal = state.snapshot(), []
 

@@ -201,16 +201,6 @@ def batches_are_released_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunRecord, "_open_gate", release)
 
 
-def halves_of_groups_fill_the_pool(patch: pytest.MonkeyPatch) -> None:
-    def by_samples(self: RunState) -> Any:
-        untrained = self._leases.samples + len(self.record.store.samples) + len(self.record.batch_samples)
-        task = self.record.waiting[0][1]
-        fits = untrained + task.samples <= self.record.plan.most_untrained
-        return task if fits or self.record.plan.holds_batches else None
-
-    patch.setattr(RunState, "_admitted_task", by_samples)
-
-
 def trained_samples_are_not_counted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         SampleCounts, "open", property(lambda self: self.issued - self.validated - sum(self.dropped.values()))
@@ -312,7 +302,6 @@ MUTATIONS = [
     a_failure_is_not_journaled,
     checkpoints_forget_open_leases,
     batches_are_released_twice,
-    halves_of_groups_fill_the_pool,
     trained_samples_are_not_counted,
 ]
 
