@@ -56,7 +56,7 @@ class AdapterEngineSettings:
         slots: samples that are decoded at a time.
         slice_tokens: tokens of one forward pass of training, padding included: the unit in which users take turns. A
             directory keeps the value it began with, because the last digits of losses depend on it. None: that value,
-            4096 for a new directory.
+            1024 for a new directory.
         threads: of the computation; None: as many as torch takes.
         dtype: of the base model; adapters have float32 at least.
         device: as torch has it.

@@ -85,7 +85,7 @@ async def test_eight_adapters_together_have_the_losses_of_each_alone(tmp_path: P
 
 
 async def test_a_directory_keeps_the_size_of_its_slices(tmp_path: Path) -> None:
-    assert (await engine_at(tmp_path / "new").info())["slice_tokens"] == 4096
+    assert (await engine_at(tmp_path / "new").info())["slice_tokens"] == 1024
     engine = engine_at(tmp_path / "small", slice_tokens=8)
     await engine.create_adapter("a", "ada", lora_of(0))
     await executed(engine, "a", [batch_of(1, 8)])

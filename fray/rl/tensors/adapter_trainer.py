@@ -23,7 +23,7 @@ from fray.rl.train.lora import LoRA
 
 OPTIMIZER_FILE = "optimizer.pt"
 GRADIENTS_FILE = "gradients.pt"
-SLICE_TOKENS = 4096
+SLICE_TOKENS = 1024
 """Tokens of one forward pass, padding included; other requests may be served between two."""
 R = TypeVar("R")
 
