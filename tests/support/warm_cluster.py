@@ -27,7 +27,10 @@ def warm_lab() -> Lab:
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     atexit.register(lab.close)
     lab.start_controller()
-    lab.start_node("warm", "--cpu", "4", module="tests.support.warm_node")
+    # Also if this process is killed: the node has hundreds of megabytes.
+    config = directory / "warm.toml"
+    config.write_text(f"cpu = 4\nparent_pid = {os.getpid()}\n")
+    lab.start_node("warm", "--config", str(config), module="tests.support.warm_node")
     lab.wait_serving()
     return lab
 
