@@ -151,7 +151,7 @@ def test_a_run_is_a_job_that_is_started_again_followed_and_stopped_by_its_name(
     assert wait_for(output, lambda found: found["state"] != "running")["state"] == "stopped"
 
 
-def test_a_run_works_on_while_the_controller_of_the_cluster_is_gone_and_is_found_by_its_name_afterwards(
+def test_a_run_works_on_without_the_clusters_controller_and_is_found_by_its_name_also_on_a_drained_machine(
     recipe: Path, lab: Lab, fray: Command
 ) -> None:
     output = recipe.parent / "out"
@@ -163,14 +163,22 @@ def test_a_run_works_on_while_the_controller_of_the_cluster_is_gone_and_is_found
     lab.start_controller()
     lab.wait_serving()
     assert fray("rl", "run", str(recipe), "--detach")[:2] == (0, f"{job}\n")
-    assert fray("rl", "stop", "digits")[0] == 0
-    status = wait_for(output, lambda found: found["state"] != "running")
-    assert (status["state"], status["pid"], status["job"]) == ("stopped", process, job)
     # No process of it was started again, and no update done twice.
+    assert read_status(output)["pid"] == process
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     assert {line["line"] for line in lines} == {0}
-    assert "continues" not in (output / "progress.log").read_text()
+
+    # Its machine is drained: the job waits for one, and is no run that has ended.
+    assert fray("drain", "alpha")[0] == 0
+    status = wait_for(output, lambda found: found["state"] != "running")
+    assert (status["state"], status["error"], status["job"]) == ("pending", "", job)
+    assert fray("rl", "run", str(recipe), "--detach")[:2] == (0, f"{job}\n")
+    assert fray("uncordon", "alpha")[0] == 0
+    status = wait_for(output, lambda found: found["state"] == "running" and found["metrics"]["line"] == 1)
+    assert (status["pid"] == process, status["job"]) == (False, job)
+    assert fray("rl", "stop", "digits")[0] == 0
+    assert wait_for(output, lambda found: found["state"] != "running")["state"] == "stopped"
 
 
 def test_a_run_that_fails_is_not_started_again(recipe: Path, fray: Command) -> None:

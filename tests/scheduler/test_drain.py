@@ -7,7 +7,7 @@ from attrs import evolve
 
 from fray.errors import InvalidRequest
 from fray.model.messages.maintenance import NodesMarked
-from fray.model.specs import EndReason, JobState, Phase
+from fray.model.specs import EndReason, EntryKind, JobState, Phase
 from fray.scheduler.effects import Effect, Refusal, Reply
 from fray.scheduler.lifecycle import NodePhase
 from fray.scheduler.nodes.view import nodes_info
@@ -122,6 +122,17 @@ def test_a_leaving_machine_stays_drained_if_an_operator_had_drained_it(scheduler
     scheduler.node("n1", "i2")
     assert nodes_info(scheduler.state)[0].standing == "drained"
     assert "shutting down" not in str(marked(scheduler.uncordon("n1")).notes)
+
+
+@pytest.mark.parametrize(("finish_s", "expected"), [(0.0, 0.0), (10.0, 10.0), (60.0, 30.0)])
+def test_a_machine_that_leaves_gives_no_longer_notice_than_it_has_time(finish_s: float, expected: float) -> None:
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node("n1")
+    scheduler.launch(job("a", entry=EntryKind.ACTOR, notice_s=30.0))
+    scheduler.run("a:0:0")
+    scheduler.leave("n1", finish_s)
+    assert scheduler.state.jobs["a"].notice_s == expected
 
 
 def test_who_leaves_cannot_be_kept(scheduler: Cluster) -> None:

@@ -26,6 +26,7 @@ from fray.rl.core.server_states import ServerRecord
 from fray.rl.messages import RunStatus
 from fray.rl.model_spec import ModelSpec
 from fray.rl.train.settings import GRPO
+from fray.runtime.process.current_job import current_job
 from fray.runtime.runtime import current_or_none
 from fray.runtime.serialization.pickling import dumps, loads
 from fray.tracebacks import innermost
@@ -133,6 +134,8 @@ class RunRecorder:
         error = None if error is None else innermost(error)
         ended = "stopped" if self._is_stopped else "done"
         state = ended if error is None else "failed" if isinstance(error, Exception) else "stopped"
+        if state == "stopped" and error is not None and own_job_id() and current_job().preempted:
+            state, error = "pending", None  # the cluster starts its job again, on this machine or another
         self._status |= {"state": state, "error": "" if error is None else f"{type(error).__name__}: {error}"}
         self._write()
 

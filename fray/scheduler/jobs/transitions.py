@@ -352,8 +352,11 @@ def stop_job(state: State, out: EffectBuffer, job: JobRow, cause: EndReason, rea
     return True
 
 
-def preempt_job(state: State, out: EffectBuffer, job: JobRow, why: str) -> bool:
+def preempt_job(state: State, out: EffectBuffer, job: JobRow, why: str, notice_limit_s: float | None = None) -> bool:
     """End a placed job as a whole, for the sake of others, to restart as its budgets allow.
+
+    Args:
+        notice_limit_s: longest notice; None: that of the policy alone.
 
     Returns:
         False: it is not placed, or its end was decided before.
@@ -361,7 +364,8 @@ def preempt_job(state: State, out: EffectBuffer, job: JobRow, why: str) -> bool:
     if job.phase not in (JobPhase.STARTING, JobPhase.RUNNING):
         return False
     # The author asks for a notice and the operator bounds it: others wait for these machines.
-    job.notice_s = min(job.spec.notice_s, state.policy.preemption.notice_limit_s)
+    limit_s = state.policy.preemption.notice_limit_s
+    job.notice_s = min(job.spec.notice_s, limit_s if notice_limit_s is None else min(limit_s, notice_limit_s))
     out.log_event(job.job_id, "preempted", why + (f"; it has {job.notice_s:g} s notice" if job.notice_s else ""))
     end_generation(state, out, job, Outcome(cause=EndReason.PREEMPTED, message=why), EndReason.PREEMPTED)
     retry_or_commit(state, out, job)

@@ -103,7 +103,7 @@ def on_node_leaving(state: State, event: NodeLeaving, out: EffectBuffer) -> None
     else:  # the operator's cordon stays, and outlives this process
         node.cordon = evolve(node.cordon, drain=True, until=until)
         state.node_changed(node)
-    _evict(state, out, [node], is_endless if event.finish_s else _is_any)
+    _evict(state, out, [node], is_endless if event.finish_s else _is_any, event.finish_s)
     _finish_drain(state, out, node)
 
 
@@ -180,13 +180,23 @@ def _is_any(job: JobRow) -> bool:
     return True
 
 
-def _evict(state: State, out: EffectBuffer, nodes: Iterable[Node], meant: Callable[[JobRow], bool]) -> None:
-    """End whole jobs with members there, in the order in which they came to these nodes."""
+def _evict(
+    state: State,
+    out: EffectBuffer,
+    nodes: Iterable[Node],
+    meant: Callable[[JobRow], bool],
+    notice_limit_s: float | None = None,
+) -> None:
+    """End whole jobs with members there, in the order in which they came to these nodes.
+
+    Args:
+        notice_limit_s: longest notice: a node that leaves gives no more time than it has.
+    """
     for node in nodes:
         reservations.release_cordoned_units(state, out, node.name, _eviction_text(node))
         for job in list(_jobs_on(state, node)):
             if meant(job):
-                preempt_job(state, out, job, _eviction_text(node))
+                preempt_job(state, out, job, _eviction_text(node), notice_limit_s)
 
 
 def _eviction_text(node: Node) -> str:
@@ -211,7 +221,7 @@ def on_timer_drain(state: State, out: EffectBuffer, name: NodeName) -> None:
     node.cordon = evolve(node.cordon, until=None)
     state.node_changed(node)
     # The time is used up: now jobs that could have ended by themselves, too.
-    _evict(state, out, [node], _is_any)
+    _evict(state, out, [node], _is_any, 0.0 if node.cordon.is_node_leaving else None)
 
 
 def finish_drains(state: State, out: EffectBuffer) -> None:
