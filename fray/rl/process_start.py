@@ -11,9 +11,10 @@ from fray.runtime.actors.lifecycle import has_own_process
 from fray.runtime.process.current_job import current_job
 
 NOTICE_S = 10.0
-"""Seconds between the notice and the end of a process whose machine leaves the cluster, or is given to others."""
-TRAINER_NOTICE_S = 30.0
-"""The same for a trainer, which finishes its update and saves."""
+"""Seconds between the notice and the end of a process whose machine leaves the cluster, or is given to others.
+
+No longer than a run may take to end: a notice is not shortened when its owner ends meanwhile.
+"""
 NOTICE_CHECK_S = 0.2
 
 

@@ -12,7 +12,7 @@ from fray.api.actors.handle import ActorHandle
 from fray.api.actors.monitor import Down, monitor
 from fray.api.scope import Scope
 from fray.errors import ActorDied, InvalidRequest
-from fray.rl.process_start import TRAINER_NOTICE_S
+from fray.rl.process_start import NOTICE_S
 from fray.rl.run_parts import RunParts
 from fray.rl.train.errors import RankLost
 from fray.rl.train.settings import GRPO
@@ -101,7 +101,7 @@ class TrainerGang:
             *(needs if rank else (self._coordinator, *needs)),
             resources=parts.resources.get("trainer"),
             # Without a checkpoint there is nothing to do in that time.
-            actor_config=parts.process_settings(notice_s=0.0 if parts.checkpoints is None else TRAINER_NOTICE_S),
+            actor_config=parts.process_settings(notice_s=0.0 if parts.checkpoints is None else NOTICE_S),
             # `_follow` raises it, and the scope need not raise it, too.
             on_failure="absorb",
         )

@@ -169,7 +169,7 @@ def test_a_run_works_on_without_the_clusters_controller_and_is_found_by_its_name
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     assert {line["line"] for line in lines} == {0}
 
-    # Its machine is drained: the job waits for one, and is no run that has ended.
+    # Its machine is drained: the job waits for one, and the run has not ended.
     assert fray("drain", "alpha")[0] == 0
     status = wait_for(output, lambda found: found["state"] != "running")
     assert (status["state"], status["error"], status["job"]) == ("pending", "", job)
