@@ -17,7 +17,9 @@ from pathlib import Path
 from attrs import frozen
 
 PREFIX = "fray-"
-_LOCK = "lock"
+LOCK = "run-directory.lock"
+"""Also what tells these directories from all others below the temporary one: stores of controllers and of training
+services, and state directories of nodes, have a file ``lock``, which is free while their daemon is down."""
 
 
 @frozen
@@ -39,7 +41,7 @@ def open_run_directory() -> Iterator[RunDirectory]:
     path = tempfile.mkdtemp(prefix=PREFIX)
     lock_fd = -1
     try:
-        lock_fd = _lock(f"{path}/{_LOCK}")
+        lock_fd = _lock(f"{path}/{LOCK}")
         yield RunDirectory(path, lock_fd)
     finally:
         # Before the lock is released: a free lock invites the next driver to remove the directory, too.
@@ -59,7 +61,7 @@ def _lock(path: str) -> int:
 
 def remove_abandoned() -> int:
     """Remove the directories of this user's killed drivers; return their number."""
-    return sum(map(_remove_if_abandoned, Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{_LOCK}")))
+    return sum(map(_remove_if_abandoned, Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOCK}")))
 
 
 def _remove_if_abandoned(lock: Path) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fray.deploy.run_directory import PREFIX, open_run_directory, remove_abandoned
+from fray.deploy.run_directory import LOCK, PREFIX, open_run_directory, remove_abandoned
 
 
 @pytest.fixture(autouse=True)
@@ -26,14 +26,19 @@ def test_a_run_directory_is_private_and_removed_on_exit(tmp_path: Path) -> None:
 def test_only_abandoned_directories_are_removed(tmp_path: Path) -> None:
     dead = tmp_path / f"{PREFIX}dead"
     (dead / "node-0").mkdir(parents=True)
-    (dead / "lock").touch()
+    (dead / LOCK).touch()
     strange = tmp_path / f"{PREFIX}strange"
     strange.mkdir()
+    # Stores and state directories have one of this name, which is free while their daemon is down.
+    store = tmp_path / f"{PREFIX}store"
+    store.mkdir()
+    (store / "lock").touch()
     with open_run_directory() as living:
         assert remove_abandoned() == 1
         assert os.path.exists(living.path)
     assert not dead.exists()
     assert strange.exists(), "a directory without a lock may have a living owner"
+    assert store.exists(), "the store of a controller that is down is not a run directory"
 
 
 def test_a_child_that_has_inherited_the_lock_holds_the_directory_too(tmp_path: Path) -> None:
