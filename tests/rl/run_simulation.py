@@ -179,6 +179,8 @@ class SimulatedRun:
     validated: list[VersionName] = field(init=False, factory=list)
     """Versions whose validation has ended, in order."""
     now: float = field(init=False, default=0.0)
+    """The time by the clock of the pool."""
+    clock_speed: float = field(init=False, default=1.0)
     workers: int = field(init=False, default=4)
     incarnation: int = field(init=False, default=0)
     loads: int = field(init=False, default=0)
@@ -197,6 +199,7 @@ class SimulatedRun:
         self.write()
         self.checkpoint, self.journal = self.state.snapshot(), []
         freezes = self.rng.random() < 0.3
+        self.clock_speed = self.rng.choice([0.5, 1.0, 2.0])
         self.fleet = ServerFleet(freezes=freezes, is_endless=True, suspect_s=SUSPECT_S, stale_s=STALE_S)
         self.truth = {name: ServerTruth() for name in self.fleet.add(2)}
 
@@ -375,13 +378,18 @@ class SimulatedRun:
 
     # Servers
 
+    @property
+    def controller_now(self) -> float:
+        """The time by the clock of the controller, which differs from that of the pool in beginning and speed."""
+        return self.now * self.clock_speed + 1_000.0
+
     def controller_learns_target(self) -> None:
         target, before = self.state.record.weights.target, self.fleet.target
         self.fleet.aim(target)
         if before is not None and before.incarnation < target.incarnation:
             for truth in self.truth.values():
                 if truth.version is not None and truth.version.incarnation < target.incarnation:
-                    truth.note(ServerEvent.LINE_LOST, self.now)
+                    truth.note(ServerEvent.LINE_LOST, self.controller_now)
 
     def server_acts(self) -> None:
         server = self.rng.choice(list(self.fleet.servers.values()))
@@ -400,7 +408,8 @@ class SimulatedRun:
                 return
             case ServerState.RETIRED:
                 self.happened["server replaced"] += 1
-                server = self.fleet.replace(server.name, self.now) or self.violated(f"{server} is not replaced")
+                replacement = self.fleet.replace(server.name, self.controller_now)
+                server = replacement or self.violated(f"{server} is not replaced")
                 self.truth[server.name].begin()
         target = self.fleet.target
         if (
@@ -419,8 +428,8 @@ class SimulatedRun:
             self.reported = target
             for other in self.fleet.servers.values():
                 if other.version != target and self.truth[other.name].has_loaded:
-                    self.truth[other.name].note(ServerEvent.TRANSFER_MISSED, self.now)
-            self.fleet.end_transfer(target, self.now)
+                    self.truth[other.name].note(ServerEvent.TRANSFER_MISSED, self.controller_now)
+            self.fleet.end_transfer(target, self.controller_now)
             answering = (ServerState.HEALTHY, ServerState.SUSPECT)
             if any(one.state in answering and one.version != target for one in self.fleet.servers.values()):
                 self.violated(f"servers have {target}, but {self.fleet.servers}")
@@ -437,7 +446,7 @@ class SimulatedRun:
                 self.truth[name] = ServerTruth()
         elif len(staying) > 1:
             for server in self.fleet.let_leave(1):
-                self.truth[server.name].note(ServerEvent.LEAVE, self.now)
+                self.truth[server.name].note(ServerEvent.LEAVE, self.controller_now)
                 if server.state is not ServerState.LEAVING:
                     self.violated(f"{server} stays")
 
@@ -457,9 +466,9 @@ class SimulatedRun:
             return  # such an end is that of the run
         # Also of an incarnation that has ended.
         late = self.rng.random() < 0.3
-        changed = server.observe(event, server.incarnation - late, now=self.now)
+        changed = server.observe(event, server.incarnation - late, now=self.controller_now)
         if not late:
-            self.truth[server.name].note(event, self.now)
+            self.truth[server.name].note(event, self.controller_now)
         has_spent = event is ServerEvent.BUDGET_SPENT and not late and before is ServerState.DEAD
         if has_spent and server.state is not ServerState.RETIRED:
             self.violated(f"{server} has spent its restarts")
@@ -469,8 +478,8 @@ class SimulatedRun:
             self.violated(f"{server} has weights after its end")
 
     def observe(self, server: ServerRecord, event: ServerEvent) -> None:
-        server.observe(event, server.incarnation, now=self.now)
-        self.truth[server.name].note(event, self.now)
+        server.observe(event, server.incarnation, now=self.controller_now)
+        self.truth[server.name].note(event, self.controller_now)
 
     def check_servers(self) -> None:
         """Check that requests go to those servers that may answer them, and that those that are dead are ended."""
