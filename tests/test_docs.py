@@ -28,6 +28,8 @@ NOT_OURS = {"workspaces.md": {"fray.workspace"}}
 """Page: dotted names that are loggers or belong to former versions."""
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 WITHIN_S = 100
+WITHIN_WITH_TORCH_S = 300
+"""The blocks of such a page train several runs, each with processes of its own that import torch."""
 
 PROGRAM = """
 import ast, inspect, itertools, json, sys
@@ -59,11 +61,16 @@ def blocks(page: Path, info: str) -> list[tuple[int, str]]:
     return [(text.count("\n", 0, match.start("body")), match["body"]) for match in found]
 
 
+def needs_torch(page: Path) -> bool:
+    return any(NEEDS_TORCH.search(text) for _, text in blocks(page, "python"))
+
+
 def _marks(page: Path) -> list[pytest.MarkDecorator]:
     marks = dict.fromkeys(NEEDS_EXTRAS, pytest.mark.full) | {"first-hour.md": pytest.mark.first_hour}
-    if any(NEEDS_TORCH.search(text) for _, text in blocks(page, "python")):
+    if needs_torch(page):
         missing = importlib.util.find_spec("torch") is None
-        return [pytest.mark.torch, pytest.mark.skipif(missing, reason="needs torch: make test-rl")]
+        skipped = pytest.mark.skipif(missing, reason="needs torch: make test-rl")
+        return [pytest.mark.torch, skipped, pytest.mark.within(WITHIN_WITH_TORCH_S + 20)]
     return [marks[page.name]] if page.name in marks else []
 
 
@@ -79,7 +86,7 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=WITHIN_S,
+        timeout=WITHIN_WITH_TORCH_S if needs_torch(page) else WITHIN_S,
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -128,5 +128,5 @@ async def test_a_transfer_that_was_given_up_changes_nothing(monkeypatch: pytest.
         with trio.fail_after(5.0):
             await sent[2].wait()
         gate.release(100)
-        await server.wait_idle()
+        await server._requests.wait_empty()
         assert (await server.status())["version"] == VersionName(0, 0)
