@@ -432,10 +432,20 @@ def test_infinity_means_no_timeout(ctx: JobContext) -> None:
         assert ctx.get(ctx.run(time.sleep, 0.05), timeout=timeout) is None
 
 
+LARGE = """
+from fray.job import FrayContext
+
+with FrayContext("local", num_workers=1) as ctx:
+    assert ctx.get(ctx.run(len, bytes(33 << 20))) == 33 << 20
+    assert ctx.get(ctx.run(len, ctx.put(bytes(33 << 20)))) == 33 << 20
+"""
+
+
 def test_large_arguments_may_be_put_or_passed() -> None:
-    with FrayContext("local", num_workers=1) as ctx:
-        assert ctx.get(ctx.run(len, bytes(33 << 20))) == 33 << 20
-        assert ctx.get(ctx.run(len, ctx.put(bytes(33 << 20)))) == 33 << 20
+    # In a process of its own: in that of thousands of tests Python 3.11.7 crashed here, about once in ten whole runs,
+    # while the garbage collector ran on the loop's thread and the job's thread waited within pickle.loads. In fresh
+    # processes it did not in 300 rounds with a collection each 20 objects. The cause is not known.
+    subprocess.run([sys.executable, "-X", "faulthandler", "-c", LARGE], check=True, timeout=60)
 
 
 def test_a_forked_child_does_not_end_a_context_and_waiting_in_a_loop_is_refused() -> None:
