@@ -47,7 +47,7 @@ _PAGES_AT_ONCE = 500
 _LOG_BYTES = 16 * 1024 * 1024
 """Size to which the write-ahead log is truncated after a large transaction."""
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """Version of the tables and of the rows in them. To be raised, with a step in `MIGRATIONS`, with every change of rows
 since the previous release: an older controller would lose what it does not know, and so has to refuse the store."""
 
@@ -56,7 +56,11 @@ def _record_release(db: sqlite3.Connection) -> None:
     """Change nothing: from schema 3 on the controller writes its release when it starts."""
 
 
-MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {2: _record_release}
+def _allow_notices(db: sqlite3.Connection) -> None:
+    """Change nothing: from schema 4 on the configuration of an actor may have a notice of its preemption."""
+
+
+MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {2: _record_release, 3: _allow_notices}
 """Steps from a version to the next one, by the earlier version; each changes tables and rows within a transaction."""
 RELEASE = "release"
 """Key in ``meta`` of the release of the controller that has started on the store last."""
