@@ -8,6 +8,7 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from fray.errors import InvalidRequest
+from fray.net.own_address import route_address
 from fray.net.tls.identity import PINS_LIMIT, check_fingerprint
 
 PIN_VARIABLE = "FRAY_CA_FINGERPRINT"
@@ -85,7 +86,7 @@ def check_private(host: str, written: str) -> None:
     """Raise InvalidRequest if a host without TLS would be a public one."""
     plain = host.strip("[]")
     if plain in ("0.0.0.0", "::", ""):
-        plain = _own_address()
+        plain = route_address() or "127.0.0.1"
     try:
         public = ipaddress.ip_address(plain).is_global
     except ValueError:
@@ -104,17 +105,6 @@ def warn_insecure(written: str) -> None:
         "read secrets and run code. --insecure and FRAY_INSECURE are for tests only",
         written,
     )
-
-
-def _own_address() -> str:
-    """Return the address of this machine on its route to other networks. Sends nothing."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            # A datagram socket: connecting it only chooses the route, here to an address for documentation.
-            probe.connect(("192.0.2.1", 9))
-            return str(probe.getsockname()[0])
-    except OSError:
-        return "127.0.0.1"
 
 
 def _resolves_to_public(name: str) -> bool:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import ipaddress
 import socket
 
+ELSEWHERE = ("192.0.2.1", 9)
+"""Address of another network, which is for documentation: the kernel says by which of its own it would reach it."""
+
 
 def ip_of(origin: str) -> str:
     """Return the IP address in the origin of a TCP connection (``tcp:IP:PORT``); empty for other connections."""
@@ -33,3 +36,14 @@ def own_address(seen_from: str) -> str:
     except OSError:
         return ""
     return str(address)
+
+
+def route_address() -> str:
+    """Return the address of this machine on its route to other networks; empty without one. Sends nothing."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            # A datagram socket: connecting it only chooses the route.
+            probe.connect(ELSEWHERE)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""

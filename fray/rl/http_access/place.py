@@ -9,13 +9,12 @@ import time
 from attrs import frozen
 
 from fray.errors import InvalidRequest
+from fray.net.own_address import route_address
 from fray.net.tls.identity import TlsIdentity, server_context
 from fray.rl.http_access.access import LOOPBACK, OWN_ADDRESS, WILDCARDS
 from fray.runtime.actors.server import host_of
 from fray.runtime.runtime import current_or_none
 
-ELSEWHERE = ("192.0.2.1", 9)
-"""Another machine, whichever: the kernel says from which address of this one it would be reached."""
 LABEL_CHARACTERS = 63
 
 
@@ -82,11 +81,4 @@ def wildcard_for(host: str) -> str:
 
 def _own_address() -> str:
     """Return the address of this machine for others; empty without a network."""
-    if found := advertised_host():
-        return found
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(ELSEWHERE)  # nothing is sent
-            return str(probe.getsockname()[0])
-    except OSError:
-        return ""
+    return advertised_host() or route_address()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fray.errors import InvalidRequest
+from fray.net import own_address
 from fray.net.tls.certificates import issue_server, make_authority, read_certificate
 from fray.rl.http_access import place
 from fray.rl.http_access.access import check_host, load_access, load_authority, make_access
@@ -62,6 +63,6 @@ def test_a_host_that_a_url_cannot_have_is_refused(host: object) -> None:
 
 def test_a_machine_without_an_address_for_others_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     check_host("http_host", "auto")
-    monkeypatch.setattr(place, "ELSEWHERE", ("255.255.255.255", 9))  # without permission to broadcast: no route
+    monkeypatch.setattr(own_address, "ELSEWHERE", ("255.255.255.255", 9))  # without permission to broadcast: no route
     with pytest.raises(InvalidRequest, match="no address by which others reach it; name one: fray-node --advertise"):
         place.reached_at("auto")
