@@ -22,7 +22,7 @@ help:
 	@echo "make test-all [ARGS='--hypothesis-seed=7']                      every test: processes, Ray, random seeds (printed)"
 	@echo "make test-more                                                what test-all adds to test, without what test has run"
 	@echo "make test-rl [ARGS='-k losses']                               tests of fray.rl that need torch, in .venv-rl (part of test-all)"
-	@echo "make test-tinker [ARGS='-k digits']                           tests of fray.tinker, in .venv-rl, its gate and ten kills (the others are part of test-rl)"
+	@echo "make test-tinker [ARGS='-k digits']                           tests of fray.tinker, with its gate and ten kills, in .venv-rl (part of test-all)"
 	@echo "make test-marin                                             fray.v2 on a real Iris, in .venv-marin (part of test-all)"
 	@echo "make network [ARGS='-k relay']                                hosts as namespaces, cut, reset, rebooted (needs root; see tests/network)"
 	@echo "make docs                                                     the pages and a reference of everything public, in build/docs"
@@ -53,20 +53,22 @@ test-more: lint
 	@$(PYTEST) --more -m timed $(ARGS) || [ $$? -eq 5 ]
 	@[ -n "$(ARGS)" ] || FRAY_PYTHONS="3.13 3.14" tools/pythons
 	@[ -n "$(ARGS)" ] || $(MAKE) test-rl
-	@[ -n "$(ARGS)" ] || $(MAKE) test-tinker ARGS='-k gate_and_kills'
+	@[ -n "$(ARGS)" ] || $(MAKE) test-tinker ARGS='-m torch'
 	@[ -n "$(ARGS)" ] || $(MAKE) test-marin ARGS='-k "constraint or marin or slices or environment or pickles or current or spec"'
 
-# Torch is in an environment of its own, so that nothing else waits for it, and so is the SDK: pip makes one on each processor.
+# Torch is in an environment of its own, so that nothing else waits for it.
 venv-rl:
-	@{ tools/venv tinker-0.25 && tools/venv tinker-0.38 || echo "tests of the Tinker SDK are skipped"; } & sdk=$$!; \
-	tools/venv rl $(AND_THEN); status=$$?; wait $$sdk; exit $$status
+	@tools/venv rl
 
-# The types of torch are checked in its environment. The pages come first: each is one long test.
-test-rl: AND_THEN := && .venv-rl/bin/python -m mypy fray/rl
+# Its types are checked there. The pages come first: each is one long test.
 test-rl: venv-rl
-	@.venv-rl/bin/python -m pytest $(RL_PARALLEL) -m torch tests/test_docs.py tests/rl tests/tinker $(ARGS) || [ $$? -eq 5 ]
+	@.venv-rl/bin/python -m mypy fray/rl
+	@.venv-rl/bin/python -m pytest $(RL_PARALLEL) -m torch tests/test_docs.py tests/rl $(ARGS) || [ $$? -eq 5 ]
 
-test-tinker: venv-rl
+# Each release of the SDK has an environment, too: pip makes one on each processor.
+test-tinker:
+	@{ tools/venv tinker-0.25 && tools/venv tinker-0.38 || echo "tests of the Tinker SDK are skipped"; } & sdk=$$!; \
+	$(MAKE) venv-rl; status=$$?; wait $$sdk; exit $$status
 	@.venv-rl/bin/python -m pytest $(RL_PARALLEL) tests/tinker $(ARGS)
 
 # A real Iris, started by the tests, in an environment of its own; `make test-all` runs a selection, as the contract of all

@@ -117,7 +117,10 @@ class Recovery:
     async def rollout(self) -> None:
         before = set(processes("rollout"))
         at, _ = self.kill("rollout")
-        first = await self.until(lambda: [one.begun for one in episodes(self.path) if one.pid not in before])
+        # Not those of a process that was killed in an earlier round.
+        first = await self.until(
+            lambda: [one.begun for one in episodes(self.path) if one.pid not in before and one.begun > at]
+        )
         self.add("rollout process killed: s to the first episode of the next (promise: 2 + import)", first - at)
 
     async def one_server(self) -> None:

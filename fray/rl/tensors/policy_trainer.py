@@ -144,14 +144,11 @@ class PolicyTrainer:
 
     def check(self, trajectories: Iterable[Trajectory]) -> None:
         """Check trajectories without training. Raises ValueError as `update`."""
+        # Read once: the configuration of a model of Hugging Face takes microseconds for each look at it.
+        limits = {"vocabulary_size": self.lm.vocabulary_size, "max_length": self.lm.max_length}
+        needs = needed_keys(self.settings)
         for index, trajectory in enumerate(trajectories):
-            check_trajectory(
-                trajectory,
-                vocabulary_size=self.lm.vocabulary_size,
-                max_length=self.lm.max_length,
-                needs=needed_keys(self.settings),
-                index=index,
-            )
+            check_trajectory(trajectory, needs=needs, index=index, **limits)
 
     def logprobs(self, trajectories: Sequence[Trajectory]) -> list[list[float]]:
         """Return the logprob of each token, nats, by the current weights; 0.0 where ``loss_mask`` is 0.
@@ -250,9 +247,9 @@ class PolicyTrainer:
 
     def _forward_backward(self, rows: list[Trajectory]) -> dict[str, float]:
         is_supervised = self.settings.loss == "cross_entropy"
+        needs = () if is_supervised else ("logprobs", "advantages")
+        limits = {"vocabulary_size": self.lm.vocabulary_size, "max_length": self.lm.max_length}
         for index, row in enumerate(rows):
-            needs = () if is_supervised else ("logprobs", "advantages")
-            limits = {"vocabulary_size": self.lm.vocabulary_size, "max_length": self.lm.max_length}
             check_trajectory(row, needs=needs, index=index, **limits)
         if not rows:
             return {"trajectories": 0.0, "loss": 0.0}

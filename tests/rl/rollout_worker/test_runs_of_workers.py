@@ -99,7 +99,8 @@ def test_a_run_trains_what_workers_of_the_guide_put_in_groups_by_their_keys() ->
     assert (result.status.skipped, result.status.version.number) == ({"nothing_to_learn": 3}, 3)
     assert result.steps[-1]["skipped/nothing_to_learn"] == 3
     assert result.status.trained == 48
-    assert result.status.left_out["judge"] == result.steps[-1]["left_out/judge"] >= 48
+    # More may have been left out since the last update.
+    assert result.status.left_out["judge"] >= result.steps[-1]["left_out/judge"] >= 48
     assert max(step["response_tokens_max"] for step in result.steps) == 1
 
 
