@@ -8,7 +8,8 @@
 - ``tail``: 64 slots, 64 rollouts a step, one in ten takes 2 s, the others .2 s. Target for ``fully-async``: 85 % of
   the ideal .38 s a step.
 - ``weights``: 50 MB to two servers, until the first token of the new version, beside safetensors and HTTP (target:
-  half), and the pauses of trainer and servers beside a memcpy of the bytes (target: three times).
+  half), and the pauses of trainer and servers beside a memcpy of the bytes (target: three times); also to two servers
+  that share no memory with the trainer, as on another machine, by a socket (target: 200 ms, one transfer).
 - ``busy``: share of the time in which the server decodes, where generation is the bottleneck (target .9).
 - ``learn``: the learning gate with seeds 0 to 2, and its controls, 200 updates each: mean reward of the last ten.
   Targets: .9 or more in ``sync`` and in ``fully-async`` with thresholds 1 and 4; at most .4 where servers never get
@@ -33,6 +34,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from statistics import median
@@ -221,10 +223,20 @@ def tail(steps: int) -> dict[str, Any]:
 # Weights -------------------------------------------------------------------------------------------------------------
 
 
+WAYS = ("memory", "http", "another host")
+"""How weights get to the servers, in turns."""
+
+
+def on_another_host(directory: str, make: Callable[[], Any]) -> Any:
+    """Make an engine in a process that shares no memory with those of this machine, as one on another machine."""
+    os.environ["FRAY_SEGMENT_DIRECTORY"] = directory
+    return make()
+
+
 async def weight_times(rounds: int) -> dict[str, Any]:
     model = rl.TinyLlama(layers=4, width=512, heads=8, mlp=1376)
     request = GenerateRequest("first", (4, 0, 7, 11), Sampling(max_tokens=1))
-    times: dict[str, list[float]] = {name: [] for name in ("memory", "http", "publish", "load", "memcpy")}
+    times: dict[str, list[float]] = {name: [] for name in (*WAYS, "publish", "load", "memcpy")}
     copies = 0
     with TemporaryDirectory() as directory, serving(Path(directory)) as url:
         async with fray.open_cluster("machine", logs=False) as cluster, cluster.open_scope("bench") as scope:
@@ -235,11 +247,15 @@ async def weight_times(rounds: int) -> dict[str, Any]:
             trainer: Any = await scope.create_actor(
                 TrainerProcess, unused, model, rl.GRPO(groups=1, group_size=2, lr=1e-3), 1
             )
-            servers: list[Any] = [
-                await scope.create_actor(InferenceServer, ModelEngine(model, slots=8, threads=1)) for _ in range(2)
-            ]
-            for server in servers:
-                await server.is_paused()
+
+            async def two_servers(make: Callable[[], Any]) -> list[Any]:
+                found: list[Any] = [await scope.create_actor(InferenceServer, make) for _ in range(2)]
+                for server in found:
+                    await server.is_paused()
+                return found
+
+            make = ModelEngine(model, slots=8, threads=1)
+            here, there = await two_servers(make), await two_servers(partial(on_another_host, directory, make))
 
             async def load(server: Any, version: VersionName, table: Any, content: Any) -> None:
                 began = clock()
@@ -248,26 +264,27 @@ async def weight_times(rounds: int) -> dict[str, Any]:
                 (answer,) = await server.generate(GenerateRequest(f"{version}", request.prompt_ids, request.sampling))
                 assert answer.segments == [(version, 1)]
 
-            for number in range(1, 2 * rounds + 3):
-                version, is_file = VersionName(0, number), number % 2 == 0
-                path = Path(directory) / f"{number}.safetensors" if is_file else None
+            for number in range(1, len(WAYS) * (rounds + 1) + 1):
+                version, way = VersionName(0, number), WAYS[number % len(WAYS)]
+                path = Path(directory) / f"{number}.safetensors" if way == "http" else None
                 kept, times["load"] = times["load"], []
                 began = clock()
                 weights = await trainer.publish(path)
                 published = clock() - began
-                content = ServedFile(f"{url}/{number}.safetensors") if is_file else weights.content
+                content = ServedFile(f"{url}/{number}.safetensors") if path else weights.content
                 async with trio.open_nursery() as nursery:
-                    for server in servers:
+                    for server in there if way == "another host" else here:
                         nursery.start_soon(load, server, version, weights.table, content)
                 whole = clock() - began
-                if number > 2:  # the first of each warms up
-                    times["http" if is_file else "memory"].append(whole)
-                    if not is_file:
+                if number > len(WAYS):  # the first of each warms up
+                    times[way].append(whole)
+                    if way == "memory":
                         times["publish"].append(published)
                         kept += times["load"]
                 times["load"] = kept
-                if not is_file:
+                if way == "another host":
                     copies = (await weights.content.stats()).transfers
+                if way == "memory":
                     size = weights.table.total_bytes
                     times["memcpy"].append(timed_memcpy(size))
                 await weights.content.release()
@@ -277,12 +294,13 @@ async def weight_times(rounds: int) -> dict[str, Any]:
         "memory: publish to first token, ms": ms["memory"],
         "safetensors and HTTP, ms": ms["http"],
         "memory / safetensors and HTTP": ms["memory"] / ms["http"],
+        "to two servers of another host, by a socket, ms": ms["another host"],
+        "transfers to that host": copies,
         "memcpy, ms": ms["memcpy"],
         "trainer publishes, ms": ms["publish"],
         "trainer publishes / memcpy": ms["publish"] / ms["memcpy"],
         "server loads (two at once), ms": ms["load"],
         "server loads / memcpy": ms["load"] / ms["memcpy"],
-        "transfers to other hosts": copies,
     }
 
 
