@@ -224,7 +224,7 @@ def tail(steps: int) -> dict[str, Any]:
 
 
 WAYS = ("memory", "http", "another host")
-"""How weights get to the servers, in turns."""
+"""Ways of the weights to servers, which take turns."""
 
 
 def on_another_host(directory: str, make: Callable[[], Any]) -> Any:
