@@ -32,7 +32,7 @@ from fray.rl.http_access.access import HttpAccess
 from fray.rl.inference.http_settings import HttpPort
 from fray.rl.inference.model_engine import ModelEngine
 from fray.rl.inference.server import InferenceServer
-from fray.rl.messages import COLLECTED, FailureReport, RunStatus, ServerRoute, last_line, repeatable
+from fray.rl.messages import COLLECTED, FailureReport, RunStatus, ServerRoute, last_line
 from fray.rl.process_start import NOTICE_S
 from fray.rl.records.run_files import JOURNAL_DIRECTORY, STATUS_PERIOD_S, RunRecorder, upload_records
 from fray.rl.records.run_log import RunLog
@@ -186,7 +186,7 @@ class RunController:
             return status
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
-        return await repeatable(self._coordinator, method)(*arguments)
+        return await getattr(self._coordinator, method).options(idempotent=True)(*arguments)
 
     async def _record_status(self, recorder: RunRecorder) -> None:
         """Write what the run does, for those who look from other processes."""

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Hashable
 from typing import Any
 
-import trio
 from attrs import field, frozen
 
 from fray.api.actors.handle import ActorHandle
-from fray.api.actors.monitor import Down, monitor
-from fray.errors import ActorDied
 from fray.rl.core.versions import Segment, VersionName
 from fray.rl.nexrl.experiment_posts import NO_POSTS, FetchedPosts
 
 COLLECTED, NOTHING_TO_LEARN, NOT_FINITE = "collected", "nothing_to_learn", "not_finite"
 """Reasons why a batch changed no weights."""
-RESTART_CHECK_S = 0.2
-"""Seconds before a call is repeated that was answered by a process which is being ended."""
 
 
 @frozen
@@ -151,28 +146,3 @@ class RunStatus:
 def last_line(text: object) -> str:
     """Return the last line of a text that has something in it."""
     return str(text).rstrip().rpartition("\n")[2]
-
-
-def repeatable(handle: ActorHandle, method: str) -> Callable[..., Awaitable[Any]]:
-    """Return a method of the coordinator, to be called: a call is repeated when its process was lost meanwhile."""
-    call = getattr(handle, method).options(idempotent=True)
-
-    async def repeat(*arguments: Any) -> Any:
-        while True:
-            try:
-                return await call(*arguments)
-            except ActorDied:
-                # Fray repeats the calls of a process that was lost; one that is ended in order, as when its machine is
-                # drained, answers them first.
-                if await _has_ended(handle):
-                    raise
-            await trio.sleep(RESTART_CHECK_S)
-
-    return repeat
-
-
-async def _has_ended(handle: ActorHandle) -> bool:
-    """Return whether an actor has ended for good."""
-    async with monitor(handle) as events:
-        event = await anext(events)
-    return isinstance(event, Down) and not event.will_restart

@@ -21,7 +21,7 @@ from fray.net.controller_address import is_insecure
 from fray.rl.checkpoint_store import Location, directory_to_read, directory_to_write
 from fray.rl.core.versions import VersionName
 from fray.rl.inference.http_settings import WeightAddress
-from fray.rl.messages import NOT_FINITE, NOTHING_TO_LEARN, TrainingBatch, repeatable
+from fray.rl.messages import NOT_FINITE, NOTHING_TO_LEARN, TrainingBatch
 from fray.rl.model_spec import ModelSpec
 from fray.rl.nexrl.activity_tracker import ActivityTracker, ActivityTrackerProxy
 from fray.rl.nexrl.experiment_posts import NO_POSTS, FetchedPosts, PostQueue
@@ -290,7 +290,7 @@ class TrainerProcess(TrainerRank):
             RankLost, ActorDied: a rank has ended.
         """
         began = trio.current_time()
-        batch: TrainingBatch | None = await repeatable(self._coordinator, "next_batch")(self._line)
+        batch: TrainingBatch | None = await self._coordinator.next_batch.options(idempotent=True)(self._line)
         wait_s = trio.current_time() - began
         if batch is None:
             return None

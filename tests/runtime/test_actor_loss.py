@@ -7,6 +7,7 @@ import random
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 import trio.testing
@@ -34,6 +35,8 @@ from tests.support.actors import Counter, Plain
 from tests.support.calls import Stage, cut_at, inline, open_stage
 
 KEY = "actor:a"
+LARGE = np.arange(500_000)
+"""An argument that travels beside the frames."""
 
 
 # Connections come and go ---------------------------------------------------------------------------------------------
@@ -278,6 +281,44 @@ async def test_an_idempotent_call_goes_to_the_next_incarnation(autojump_clock: A
         assert await call == "open"
         with pytest.raises(OutcomeUnknown):
             await once
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("the actor has failed")], ids=["drained", "failed"])
+async def test_an_idempotent_call_under_way_in_an_actor_that_ends_goes_to_the_next_incarnation(
+    error: Exception | None, autojump_clock: Any
+) -> None:
+    async with open_stage() as stage:
+
+        async def end(incarnation: str) -> None:
+            (actor,) = stage.hosts[incarnation].actors.values()
+            actor.close(ActorDied("it ends"))
+            actor.end_calls(error)
+            await trio.testing.wait_all_tasks_blocked()
+
+        ending = OutcomeUnknown if error is None else type(error)
+        second, third = Counter(), Counter()
+        way, _ = await keyed(stage, Counter())
+        plain = way.start("wait_for_gate")
+        call = way.start("wait_for_gate", idempotent=True)
+        large = way.start("note", LARGE, idempotent=True)
+        once = way.start("wait_for_gate", retry=1)
+        await trio.testing.wait_all_tasks_blocked()
+        await end("h1")
+        with pytest.raises(ending, match=r"shut down|has failed"):
+            await plain
+        # The directory still names the actor that ends.
+        await trio.sleep(1)
+        await keyed(stage, second, "h2")
+        await trio.testing.wait_all_tasks_blocked()
+        assert sorted(map(len, second.log)) == sorted([len("waiting"), len("waiting"), len(LARGE)])
+        await end("h2")
+        with pytest.raises(ending):
+            await once
+        third.gate.set()
+        await keyed(stage, third, "h3")
+        assert await call == "open"
+        await large
+        assert any(np.array_equal(each, LARGE) for each in third.log)
 
 
 async def test_the_directory_says_why_an_actor_has_ended(autojump_clock: Any) -> None:

@@ -154,6 +154,20 @@ async def test_each_light_actor_fails_and_restarts_by_itself(any_cluster: fray.C
         assert await b.add() == 13
 
 
+async def test_a_repeatable_call_goes_on_in_the_next_incarnation_of_a_light_actor(any_cluster: fray.Cluster) -> None:
+    async with any_cluster.open_scope("run") as scope:
+        host = await scope.create_host(on_failure="absorb")
+        actor = await host.create_actor(Light, actor_config=ActorConfig(max_restarts=1))
+        call = actor.hang.options(idempotent=True).start()
+        await actor.add()
+        actor.fail.start("first")
+        assert await actor.add() == 1
+        assert not call.done()
+        actor.fail.start("second")
+        with pytest.raises(fray.ActorDied, match=r"it has failed .ActorFailed: second"):
+            await call
+
+
 async def test_calls_wait_out_the_back_off_of_a_restart(cluster: fray.Cluster, autojump_clock: Any) -> None:
     async with cluster.open_scope("run") as scope:
         host = await scope.create_host()

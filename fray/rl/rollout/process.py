@@ -18,7 +18,7 @@ from fray.rl.gateway.agent_gateway import AgentGateway, EpisodeAgents
 from fray.rl.http_access.access import HttpAccess
 from fray.rl.inference.client import LLM, ModelReply
 from fray.rl.inference.requests import Completion, GenerateRequest, PromptTooLong
-from fray.rl.messages import SampleResult, ServerRoute, TaskGrant, TaskResult, repeatable
+from fray.rl.messages import SampleResult, ServerRoute, TaskGrant, TaskResult
 from fray.rl.model_spec import ModelSpec, model_name
 from fray.rl.nexrl.experiment_posts import EpisodePosts, PostQueue, episode_posts
 from fray.rl.nexrl_types import DEFAULT_MODEL_TAG, Trajectory
@@ -118,7 +118,7 @@ class RolloutProcess:
             nursery.start_soon(self._stop_at_preemption, nursery.cancel_scope)
             worker = current_actor().incarnation
             nursery.start_soon(self._report_slowest, worker)
-            while grants := await repeatable(self._coordinator, "take_tasks")(worker, self._idle):
+            while grants := await self._coordinator.take_tasks.options(idempotent=True)(worker, self._idle):
                 for grant in grants:
                     self._idle -= 1
                     # Here, and not in the task: tasks start in any order, and the coordinator's is that of the leases.
@@ -130,7 +130,7 @@ class RolloutProcess:
         if self._is_preempted:
             # It costs the tasks nothing: unlike those of a process that was lost, they are not to blame.
             unfinished = [TaskResult(lease, failure=PREEMPTED, is_attempt=False) for lease in self._running]
-            await repeatable(self._coordinator, "put_results")([*self._results, *unfinished])
+            await self._coordinator.put_results.options(idempotent=True)([*self._results, *unfinished])
             current_actor().fail(ActorDied("the cluster ends this process; its tasks were given back"))
 
     async def _stop_at_preemption(self, scope: trio.CancelScope) -> None:
@@ -141,7 +141,7 @@ class RolloutProcess:
     async def _follow_routes(self) -> None:
         number = 0
         while True:
-            number, routes = await repeatable(self._coordinator, "wait_for_routes")(number)
+            number, routes = await self._coordinator.wait_for_routes.options(idempotent=True)(number)
             self._servers.set_routes(routes)
 
     async def _deliver(self) -> None:
@@ -150,13 +150,13 @@ class RolloutProcess:
             await self._has_results.wait()
             self._has_results = trio.Event()
             results, self._results = self._results, []
-            await repeatable(self._coordinator, "put_results")(results)
+            await self._coordinator.put_results.options(idempotent=True)(results)
 
     async def _report_slowest(self, worker: str) -> None:
         while True:
             await trio.sleep(SLOWEST_PERIOD_S)
             for lease, requests in islice(self._running.items(), 1):
-                await repeatable(self._coordinator, "note_slowest")(worker, lease, requests.does)
+                await self._coordinator.note_slowest.options(idempotent=True)(worker, lease, requests.does)
 
     async def _roll_out(self, grant: TaskGrant) -> None:
         posts = PostQueue(EPISODE_POSTS)

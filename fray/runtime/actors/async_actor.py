@@ -251,7 +251,7 @@ class AsyncActor(ServedActor):
             cancelled, rest = split_cancelled(error)
             # Cancelled from outside of the call's own scope: the host shuts down. The caller is answered before the
             # task ends.
-            answer = call.error_answer(rest or self._shut_down_error(call))
+            answer = call.interrupted_answer(self._shut_down_error(call)) if rest is None else call.error_answer(rest)
             if cancelled is not None:
                 raise cancelled from None
             if _is_from_signal(error):

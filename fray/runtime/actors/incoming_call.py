@@ -28,7 +28,7 @@ from fray.runtime.calls.flow_control import (
     unpack_count,
     unpack_growth,
 )
-from fray.runtime.calls.wire import BUFFERS, END, KEYWORDS, NOT_RUN
+from fray.runtime.calls.wire import BUFFERS, END, INTERRUPTED, KEYWORDS, NOT_RUN
 from fray.runtime.current_call import current_actor_var
 from fray.runtime.deadlock import actor_of
 from fray.runtime.serialization import errors, pickling
@@ -281,6 +281,10 @@ class IncomingCall:
     def refuse(self, error: FrayError) -> None:
         """Answer that the call has not been run and will not be."""
         self.origin.answer(self, (_FAULT, NOT_RUN, errors.dump_error(error)))
+
+    def interrupted_answer(self, error: BaseException) -> Answer:
+        """Return the answer to a call that ends with its actor; a repeatable one goes to the next incarnation."""
+        return _FAULT, INTERRUPTED, errors.dump_error(error)
 
     def is_past_deadline(self) -> bool:
         return self.deadline is not None and trio.current_time() >= self.deadline

@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from fray.errors import ActorDied, CallCycle, FrayError, InvalidRequest, NoSuchActor
+from fray.errors import CallCycle, FrayError, InvalidRequest, NoSuchActor, OutcomeUnknown
 from fray.model.messages.calls import LATENCY_STEPS_PER_S, ActorMetrics
 from fray.model.text import plural
 from fray.net.codec import Kind
@@ -267,23 +267,27 @@ class ServedActor:
         """Release the threads it runs on."""
 
     async def drain(self, grace_s: float) -> None:
-        """Let what is under way end for ``grace_s``, then cancel it and answer `ActorDied`; after `close`."""
+        """Let what is under way end for ``grace_s``, then cancel it and answer `OutcomeUnknown`; after `close`."""
         with trio.move_on_after(grace_s):
             await self.wait_idle()
         self.end_calls(None)
 
     def end_calls(self, error: BaseException | None) -> None:
-        """Cancel what is under way and answer it with ``error``, or (None) `ActorDied`."""
+        """Cancel what is under way and answer it with ``error``, or (None) `OutcomeUnknown`."""
         for call in list(self.active_calls):
             # Its state may be half-way through a change: no checkpoint is taken of it (`fray.runtime.actors.shutdown`).
             self.interrupted = self.interrupted or call.has_begun
             # Answered before it is cancelled, so that the caller gets this reason and not the acknowledgement of a
             # cancellation.
-            call.finish(call.error_answer(error or self._shut_down_error(call)))
+            call.finish(call.interrupted_answer(error or self._shut_down_error(call)))
             self.cancel(call)
 
-    def _shut_down_error(self, call: IncomingCall) -> ActorDied:
-        return ActorDied(f"actor {self.name} was shut down while {call.method}() was under way", actor=self.name)
+    def _shut_down_error(self, call: IncomingCall) -> OutcomeUnknown:
+        text = (
+            f"actor {self.name} was shut down while {call.method}() was under way. The call may or may not have taken "
+            "effect; pass idempotent=True if it may be repeated"
+        )
+        return OutcomeUnknown(text, actor=self.name, method=call.method)
 
 
 def shutdown_request_of(error: BaseException) -> ShutdownRequest:

@@ -31,6 +31,7 @@ from fray.runtime.calls.wire import (
     CREDIT,
     HOST_LEFT,
     INPUT,
+    INTERRUPTED,
     ITEM,
     NOT_RUN,
     ONLY,
@@ -479,6 +480,8 @@ class HostConnection:
             # Not an answer to the caller: the route may send the call to the next incarnation.
             if kind == _FAULT and flags & NOT_RUN:
                 call.route.on_refused(call, errors.load_error(body))
+            elif kind == _FAULT and flags & INTERRUPTED and call.repeats > 0:
+                call.route.on_interrupted(call, errors.load_error(body))
             else:
                 call.answer(kind, flags, body)
         elif kind == _SETTLED:

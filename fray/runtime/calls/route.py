@@ -533,6 +533,13 @@ class Route:
         # The call was not run, so it may go to the next incarnation without being counted as a repetition.
         self.dispatch(call)
 
+    def on_interrupted(self, call: CallFuture, error: BaseException) -> None:
+        """Handle a repeatable call that its actor has begun, and answers with ``error`` because it ends."""
+        # Sent to the same host: that has closed the actor, and its refusal decides where the call waits, as it does for
+        # calls that it had not begun.
+        if self._is_repeated(call, True, HostLoss(text=str(error), cause=error)):
+            self.dispatch(call, may_wait=True)
+
     def _remember_lost(self, binding: RouteBinding) -> None:
         self._lost_incarnations[binding.connection.incarnation, binding.target] = None
         # Oldest first. Incarnations of an actor that restarts for ever must not accumulate.

@@ -35,6 +35,8 @@ NOT_RUN = 4
 """FAULT: the host says that the call has not been run and will not be."""
 CANCELLED = 8
 """FAULT without a body: the call has been cancelled (or, if it runs in a thread, requested to stop)."""
+INTERRUPTED = 16
+"""FAULT: the actor ends, and has ended the call under way, which may have taken effect; the body says why."""
 ONLY = 4
 """SETTLED: the body lists the calls that are *not* settled, among all below the watermark."""
 
