@@ -364,10 +364,13 @@ class Scope(ExplainsMissing):
             actor_config: concurrency, restarts, idle time and the like.
             on_failure: as for `launch`.
             get_if_exists: if an actor of this ``name`` lives, return a handle of it: nothing is created, class and
-                arguments are ignored, and its owner does not change. Of concurrent creators, one creates.
-            lifetime: ``"detached"``: owned by the cluster, the actor outlives this scope and this driver until
-                `Cluster.delete_actor`. If the driver has no namespace, the actor gets one of its own name. Default
-                ``"non_detached"``: it ends with this scope.
+                arguments are ignored, and its owner does not change. Of concurrent creators, one creates. With
+                ``lifetime="job"`` only an actor that this job owns is returned; another one is a `NameInUse`.
+            lifetime: default ``"non_detached"``: it ends with this scope. ``"job"``, in a process of a job: owned by
+                that job as a whole, it outlives this scope and stays while the job restarts, whose next attempt finds
+                it with ``get_if_exists``; it ends with the job. ``"detached"``: owned by the cluster, it outlives this
+                scope and this driver until `Cluster.delete_actor`; if the driver has no namespace, the actor gets one
+                of its own name. Both need a ``name``.
             reservation_id: reservation whose machines it runs on, as for `launch`.
 
         Raises:
@@ -393,7 +396,7 @@ class Scope(ExplainsMissing):
         # Light actors are not known to the controller as jobs, so a name of one is refused, and answered here with its
         # handle.
         except NameInUse as error:
-            holder = _light_holder(error) if get_if_exists else None
+            holder = _light_holder(error) if get_if_exists and not spec.owned_by_job else None
             if holder is None:
                 raise
             return ActorHandle(holder, spec.name, None, self._runtime)

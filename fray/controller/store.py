@@ -47,7 +47,7 @@ _PAGES_AT_ONCE = 500
 _LOG_BYTES = 16 * 1024 * 1024
 """Size to which the write-ahead log is truncated after a large transaction."""
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Version of the tables and of the rows in them. To be raised, with a step in `MIGRATIONS`, with every change of rows
 since the previous release: an older controller would lose what it does not know, and so has to refuse the store."""
 
@@ -60,7 +60,15 @@ def _allow_notices(db: sqlite3.Connection) -> None:
     """Change nothing: from schema 4 on the configuration of an actor may have a notice of its preemption."""
 
 
-MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {2: _record_release, 3: _allow_notices}
+def _allow_owner_jobs(db: sqlite3.Connection) -> None:
+    """Change nothing: from schema 5 on the owner of a job may be another job as a whole."""
+
+
+MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {
+    2: _record_release,
+    3: _allow_notices,
+    4: _allow_owner_jobs,
+}
 """Steps from a version to the next one, by the earlier version; each changes tables and rows within a transaction."""
 RELEASE = "release"
 """Key in ``meta`` of the release of the controller that has started on the store last."""

@@ -152,6 +152,12 @@ class SupervisedGroup:
     """Position in the order of creation."""
 
 
+NEEDS_A_JOB = (
+    "lifetime='job' needs a job to which the actor can belong: call this in a process of a job; elsewhere use "
+    "'non_detached' (ends with its scope) or 'detached' (belongs to the cluster)"
+)
+
+
 @frozen(kw_only=True)
 class JobSpec:
     """One job as controller and nodes store it. They never unpickle the payload; the spec holds its hash."""
@@ -172,6 +178,8 @@ class JobSpec:
     max_retries_failure: int = 0
     max_retries_preemption: int = 100
     detached: bool = False
+    owned_by_job: bool = False
+    """Owned by the launching job as a whole, and not by the attempt that launched it; for actors."""
     termination: TerminationPolicy = Factory(TerminationPolicy)
     actor: ActorConfig | None = None
     """Options of an actor; None for other jobs."""
@@ -230,6 +238,11 @@ class JobSpec:
     """Id of the job group with which it is placed; empty: none."""
     role: JobRole | None = None
     """Role in that group; None: a primary member of stage 0, in a role named like the job."""
+
+    @property
+    def outlives_scope(self) -> bool:
+        """Return whether it stays when the scope in which it was launched is left."""
+        return self.detached or self.owned_by_job
 
 
 class JobState(StrEnum):
@@ -395,7 +408,7 @@ class JobInfo:
     end_time: float | None = None
     namespace: Namespace = ""
     owner: str = ""
-    """Session or attempt whose end ends this job; empty when detached."""
+    """Session, attempt or job whose end ends this job; empty when detached."""
     cause: EndReason | None = None
     exit_code: int | None = None
     signal: int | None = None

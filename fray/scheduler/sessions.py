@@ -1,7 +1,7 @@
 """Sessions of drivers, jobs' processes and tools, and the end of everything they own.
 
-A driver's jobs are owned by its session. Jobs launched by a job's process are owned by its attempt, whatever happens to
-the connection. A tool owns nothing.
+A driver's jobs are owned by its session. Jobs launched by a job's process are owned by its attempt, or by its job as a
+whole (``spec.owned_by_job``), whatever happens to the connection. A tool owns nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from fray.model.specs import EndReason
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import SessionClosed, SessionLost, SessionOpened
 from fray.scheduler.jobs.registry import drop_session_names
-from fray.scheduler.jobs.transitions import stop_job, stop_owned
+from fray.scheduler.jobs.transitions import stop_job
 from fray.scheduler.lifecycle import SessionPhase
 from fray.scheduler.reservations.reservations import close_owned_reservations
 from fray.scheduler.state.rows import Session
@@ -90,13 +90,13 @@ def close_session(state: State, out: EffectBuffer, session: Session, reason: str
 
 def _stop_everything_owned(state: State, out: EffectBuffer, session: Session, reason: str) -> None:
     close_owned_reservations(state, out, session.owner, reason, None if session.attempt_id is None else session.session)
-    if session.attempt_id is None:
-        stop_owned(state, out, session.session, reason)
-        return
-    for job_id in list(state.children.get(session.attempt_id, ())):
-        # An attempt may have several processes with sessions; only what this one launched ends with it.
-        if state.jobs[job_id].launched_by == session.session:
-            stop_job(state, out, state.jobs[job_id], EndReason.OWNER_ENDED, reason)
+    for job_id in list(state.children.get(session.owner, ())):
+        job = state.jobs[job_id]
+        # An attempt may have several processes with sessions; only what this one launched ends with it. And a client
+        # chooses the id of its session: what belongs to a job or attempt of the same id is not the driver's.
+        is_own = job.root == session.session if session.attempt_id is None else job.launched_by == session.session
+        if is_own:
+            stop_job(state, out, job, EndReason.OWNER_ENDED, reason)
 
 
 def on_tick(state: State, out: EffectBuffer) -> None:

@@ -30,6 +30,7 @@ from fray.model.environment import UNSENT, EnvironmentConfig, EnvironmentSpec, p
 from fray.model.gangs import port_names
 from fray.model.ids import ANONYMOUS_PREFIX, JobId, Namespace, check_name, mint, mint_job_id, mint_name
 from fray.model.job_groups import JobGroupConfig, JobGroupSpec
+from fray.model.messages.client import Role
 from fray.model.messages.large_values import check_size
 from fray.model.policy.name_templates import common_part, expand
 from fray.model.requests import Entrypoint, JobRequest
@@ -37,6 +38,7 @@ from fray.model.reservations import ReservationId
 from fray.model.resources import ResourceConfig, short_repr
 from fray.model.specs import (
     BLOB_LIMIT_BYTES,
+    NEEDS_A_JOB,
     ActorConfig,
     EntryKind,
     JobSpec,
@@ -66,7 +68,7 @@ First = TypeVar("First")
 
 Specs: TypeAlias = tuple[list[JobSpec], list[Value]]
 """Specs of one launch, and their payloads."""
-Lifetime = Literal["non_detached", "detached"]
+Lifetime = Literal["non_detached", "job", "detached"]
 
 
 class ReservationHandle(Protocol):
@@ -232,14 +234,15 @@ def build_actor(
         InvalidRequest: not a class, an impossible name, amount or limit, or no name where one is required.
         NotPicklable, MessageTooLarge: class and arguments cannot be sent.
     """
-    _check_lifetime(lifetime, name, get_if_exists)
+    _check_lifetime(runtime, lifetime, name, get_if_exists)
     config = config or ActorConfig()
     restarts = max_restarts if max_restarts is not None else config.max_restarts or 0
     name = name or mint_name(default_name(cls), runtime.rng)
     request = actor_request(name, resources, environment, restarts, detached=lifetime == "detached")
     config = evolve(config, max_restarts=restarts)
     spec, content = build_actor_spec(request, runtime, cls, args, kwargs or {}, config)
-    return [_in_reservation(evolve(spec, get_if_exists=get_if_exists), reservation_id)], [content]
+    spec = evolve(spec, get_if_exists=get_if_exists, owned_by_job=lifetime == "job")
+    return [_in_reservation(spec, reservation_id)], [content]
 
 
 def build_actor_group(
@@ -575,11 +578,13 @@ def _checked_job_id(job_id: JobId, name: str) -> JobId:
     return job_id
 
 
-def _check_lifetime(lifetime: str, name: str | None, get_if_exists: bool) -> None:
+def _check_lifetime(runtime: Runtime, lifetime: str, name: str | None, get_if_exists: bool) -> None:
     if lifetime not in get_args(Lifetime):
         raise InvalidRequest(f"lifetime={lifetime!r} must be one of {', '.join(map(repr, get_args(Lifetime)))}")
-    if name is None and (get_if_exists or lifetime == "detached"):
-        why = "get_if_exists=True" if get_if_exists else 'lifetime="detached"'
+    if lifetime == "job" and runtime.role is not Role.JOB:
+        raise InvalidRequest(f"create_actor: {NEEDS_A_JOB}")
+    if name is None and (get_if_exists or lifetime != "non_detached"):
+        why = "get_if_exists=True" if get_if_exists else f'lifetime="{lifetime}"'
         raise InvalidRequest(f"name= is required for create_actor with {why}: the actor is found by its name")
 
 

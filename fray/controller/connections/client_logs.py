@@ -25,6 +25,7 @@ from fray.model.messages.node import LogPage, ReadLog
 from fray.net.channel.requests import Requests
 from fray.net.transport import Bytes
 from fray.scheduler.lifecycle import NodePhase
+from fray.scheduler.state.owners import owner_job_id
 from fray.scheduler.state.rows import AttemptRow, JobRow
 from fray.scheduler.state.state import State
 
@@ -307,7 +308,7 @@ def _tree(state: State, root: JobRow) -> Iterator[JobRow]:
     # Made for each request: the index of children has living jobs only, and logs are read after the end.
     below: dict[JobId, list[JobRow]] = {}
     for job in state.jobs.values():
-        parent = _parent(job)
+        parent = owner_job_id(job)
         if parent is not None:
             below.setdefault(parent, []).append(job)
     todo = [root]
@@ -315,11 +316,6 @@ def _tree(state: State, root: JobRow) -> Iterator[JobRow]:
         job = todo.pop()
         yield job
         todo += below.get(job.job_id, ())
-
-
-def _parent(job: JobRow) -> JobId | None:
-    """Return the job whose attempt owns this one; None for a job of a driver and for a detached one."""
-    return split_attempt(job.owner)[0] if ":" in job.owner else None
 
 
 def _with_ancestors(state: State, job_id: JobId) -> list[JobId]:
@@ -332,4 +328,4 @@ def ancestors(state: State, job_id: JobId) -> Iterator[JobId]:
     found: JobId | None = job_id
     while found is not None and (job := state.jobs.get(found)) is not None:
         yield found
-        found = _parent(job)
+        found = owner_job_id(job)

@@ -93,7 +93,7 @@ class ChildScope:
             raise FrayError(f"scope {self.name!r} is ending: nothing can be launched in it any more", scope=self.name)
         # Entered before the request leaves, so that leaving the scope waits for launches that are under way.
         for spec in specs:
-            if not spec.detached:
+            if not spec.outlives_scope:
                 known = supervision if isinstance(supervision, OnChildFailure) else OnChildFailure.ESCALATE
                 self.children.add(ScopeChild(spec.job_id, kind, known))
         if self.runtime.role is Role.JOB:
@@ -118,7 +118,7 @@ class ChildScope:
             # A request attached to an existing job; the scope of its launcher watches that one.
             if record.info.job_id != spec.job_id or (attach_existing and not launched_here):
                 self._remove(spec.job_id)  # it existed already, and belongs to the process that launched it
-            elif not spec.detached:
+            elif not spec.outlives_scope:
                 scope = trio.CancelScope()
                 # Only actors are ended one by one when the scope is left; jobs are waited for.
                 if kind is ChildKind.ACTOR:

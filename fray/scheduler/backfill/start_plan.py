@@ -12,6 +12,7 @@ from fray.scheduler.pool.machine import held_empty
 from fray.scheduler.pool.pool import MachinePool
 from fray.scheduler.pool.requests import PlacementRequest, Shares, nodes_of, shares_of
 from fray.scheduler.queue.applicant import Applicant, PlacementShape, StartPlan
+from fray.scheduler.state.owners import owner_jobs
 from fray.scheduler.state.rows import CapacityClaim, JobRow
 from fray.scheduler.state.tables import Tables
 from fray.scheduler.state.what_if_pool import HypotheticalPool
@@ -56,13 +57,14 @@ def occupied_s(state: Tables, applicant: Applicant) -> float | None:
 
 def is_ending(state: Tables, job: JobRow) -> bool:
     """Return whether the end of the job, or of a job that owns it, is decided."""
-    seen: JobRow | None = job
+    if job.phase is JobPhase.CLOSING:
+        return True
     # A child is ended only when its owner has ended, but then it surely is.
-    while seen is not None:
-        if seen.phase is JobPhase.CLOSING:
+    for owner in owner_jobs(state.jobs, job):
+        # What a job owns as a whole stays while it restarts.
+        if owner.phase is JobPhase.CLOSING and (owner.stop_cause is not None or not job.spec.owned_by_job):
             return True
-        owner = state.attempts.get(seen.owner)
-        seen = state.jobs.get(owner.job_id) if owner is not None else None
+        job = owner
     return False
 
 

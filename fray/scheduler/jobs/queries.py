@@ -111,6 +111,7 @@ _COMPARED = {
     "secrets": "environment.env_vars",
     **{name: name for name in ("max_retries_failure", "max_retries_preemption", "max_retries_machine_loss")},
     **{name: name for name in ("max_retries_out_of_memory", "exit_codes", "backoff_s", "backoff_max_s", "detached")},
+    "owned_by_job": "lifetime",
     **{name: name for name in ("termination", "ports", "health", "stall_s", "on_stall", "result_storage")},
     **{name: name for name in ("time_limit_s", "wait_limit_s")},
     "actor": "actor_config",

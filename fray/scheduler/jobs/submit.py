@@ -12,7 +12,7 @@ from fray.model.job_groups import JobGroupSpec
 from fray.model.messages.client import Role, TerminateResult
 from fray.model.reservations import ReservationSpec
 from fray.model.resources import Capacity, Demand, Device
-from fray.model.specs import EndReason, EntryKind, JobSpec
+from fray.model.specs import NEEDS_A_JOB, EndReason, EntryKind, JobSpec
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import LaunchRequested, TerminateRequested
 from fray.scheduler.jobs.groups import (
@@ -37,6 +37,7 @@ from fray.scheduler.pool.requests import MemberGroup, part_of
 from fray.scheduler.queue.applicant import ApplicantKind
 from fray.scheduler.reasons import demand_text
 from fray.scheduler.state.known_capacity import all_machines, known_machines
+from fray.scheduler.state.owners import owner_jobs
 from fray.scheduler.state.rows import JobGroupRow, Session, job_state
 from fray.scheduler.state.state import State
 
@@ -102,7 +103,8 @@ def _accept_all(state: State, event: LaunchRequested, specs: list[JobSpec], out:
     """Return the ids to answer with: those of the new jobs, or of the existing job."""
     # First: a driver whose session has ended may launch nothing, even while its connection is still open.
     session = state.open_session(event.session)
-    existing = _existing_actor(state, specs)
+    parent = state.attempts[session.attempt_id].job_id if session.attempt_id else ""
+    existing = _existing_actor(state, specs, parent)
     if existing is not None:
         return (existing,)
     adopted = {spec.job_id: found for spec in specs if (found := _adopted_job(state, spec)) is not None}
@@ -111,18 +113,18 @@ def _accept_all(state: State, event: LaunchRequested, specs: list[JobSpec], out:
     owner = session.owner if session.role is not Role.TOOL else ""
     if fresh:
         # All checks come before the first change: a refused launch leaves no trace (all or nothing).
-        _check_specs(state, fresh, owner, event.launch.group)
+        _check_specs(state, fresh, owner, parent, event.launch.group)
     if event.launch.group is not None:
         if fresh:
             check_job_group(state, event.launch.group, fresh)
             _check_room(state, event.launch.group, fresh)
         # Before its jobs, which look the group up.
         accept_group(state, out, event.launch.group, fresh, session.session)
-    # Also of detached jobs: `terminate(tree=True)` follows parents, not owners.
-    parent = state.attempts[session.attempt_id].job_id if session.attempt_id else ""
     for spec in fresh:
-        mine = "" if spec.detached else owner
-        accept_job(state, out, spec, mine, _root_session(state, session) if mine else "", session.session, parent)
+        mine = "" if spec.detached else parent if spec.owned_by_job else owner
+        root = _root_session(state, session) if mine else ""
+        # With a parent also if it is detached: `terminate(tree=True)` follows parents, not owners.
+        accept_job(state, out, spec, mine, root, session.session, parent)
     for job_id in adopted.values():
         out.log_event(job_id, "adopted", f"by {session_text(state, session.session)}")
     return tuple(adopted.get(spec.job_id, spec.job_id) for spec in specs)
@@ -162,11 +164,12 @@ def _living_holder(state: State, spec: JobSpec) -> JobId | None:
     return next((job_id for job_id in holders if state.jobs[job_id].stop_cause is None), None)
 
 
-def _existing_actor(state: State, specs: list[JobSpec]) -> JobId | None:
+def _existing_actor(state: State, specs: list[JobSpec], parent: JobId) -> JobId | None:
     """Return the living actor that a launch with ``get_if_exists`` means; None: launch it.
 
     Raises:
         InvalidRequest: the launch has several jobs, or a job that is not an actor.
+        NameInUse: it is to belong to the launching job, ``parent``, and the living one does not.
     """
     asking = [spec for spec in specs if spec.get_if_exists]
     if not asking:
@@ -174,7 +177,18 @@ def _existing_actor(state: State, specs: list[JobSpec]) -> JobId | None:
     # The answer may be another job than the one requested, which a launch of several could not tell apart.
     if len(specs) > 1 or asking[0].entry is not EntryKind.ACTOR:
         raise InvalidRequest(f"job {asking[0].name!r}: get_if_exists is for a launch of one actor by itself")
-    return living_actor(state, asking[0].namespace, asking[0].name)
+    found = living_actor(state, asking[0].namespace, asking[0].name)
+    # A job that asks for an actor of its own relies on it until its own end: another owner's may end before.
+    if found is not None and asking[0].owned_by_job and state.jobs[found].owner != parent:
+        raise NameInUse(
+            f"actor name {asking[0].name!r} is taken in namespace {asking[0].namespace!r}: {found} has it, which is "
+            f"owned by {state.jobs[found].owner or 'the cluster'} and not by job {parent or '(none)'}, as "
+            "lifetime='job' requires; end that one, or choose another name",
+            name=asking[0].name,
+            namespace=asking[0].namespace,
+            holder=found,
+        )
+    return found
 
 
 def _root_session(state: State, session: Session) -> str:
@@ -184,20 +198,21 @@ def _root_session(state: State, session: Session) -> str:
     return state.jobs[attempt.job_id].root
 
 
-def _check_specs(state: State, specs: list[JobSpec], owner: str, group: JobGroupSpec | None) -> None:
+def _check_specs(state: State, specs: list[JobSpec], owner: str, parent: JobId, group: JobGroupSpec | None) -> None:
     """Raise InvalidRequest, NameInUse or NeverSchedulable if a job of the launch cannot be accepted."""
     if len({spec.job_id for spec in specs}) < len(specs):
         raise InvalidRequest("a launch names the same job id twice")
     # Rows of living jobs cannot be dropped, so this bounds memory, and the time of a start.
     if state.count_living_jobs() + len(specs) > state.config.living_limit:
         raise InvalidRequest(f"the cluster holds its limit of {state.config.living_limit} living jobs; end some first")
-    _check_depth(state, specs, owner)
+    _check_depth(state, specs, parent)
     if any(spec.siblings for spec in specs):
         check_supervised_group(state, specs)
     # Names within the same launch, whose jobs are not in the indexes yet.
     others: dict[tuple[str, str], str] = {}
     for spec in specs:
         _check_spec(spec, owner)
+        _check_owned_by_job(spec, parent)
         if group is None and (spec.job_group or spec.role):
             raise InvalidRequest(f"job {spec.name!r} has a role in a group but is launched by itself; use launch_group")
         _check_unshared(state, spec)
@@ -207,11 +222,9 @@ def _check_specs(state: State, specs: list[JobSpec], owner: str, group: JobGroup
         others[spec.namespace, spec.name] = spec.job_id
 
 
-def _check_depth(state: State, specs: list[JobSpec], owner: str) -> None:
-    # By owners and not by parents: only owned jobs end with each other, in one step.
-    depth, attempt = 1, state.attempts.get(owner)
-    while attempt is not None:
-        depth, attempt = depth + 1, state.attempts.get(state.jobs[attempt.job_id].owner)
+def _check_depth(state: State, specs: list[JobSpec], parent: JobId) -> None:
+    # Above the parent by owners and not by parents: only owned jobs end with each other, in one step.
+    depth = 2 + sum(1 for _ in owner_jobs(state.jobs, state.jobs[parent])) if parent else 1
     if depth > state.config.depth_limit and not all(spec.detached for spec in specs):
         raise InvalidRequest(
             f"job {specs[0].name!r} would be number {depth} in a chain of jobs that launched each other; "
@@ -225,6 +238,15 @@ def _check_spec(spec: JobSpec, owner: str) -> None:
         raise InvalidRequest(f"job {spec.name!r}: members={spec.members} must be 1 or more")
     if not owner and not spec.detached:
         raise InvalidRequest(f"job {spec.name!r}: tools own nothing and can only launch with detached=True")
+
+
+def _check_owned_by_job(spec: JobSpec, parent: JobId) -> None:
+    if not spec.owned_by_job:
+        return
+    if not parent:
+        raise InvalidRequest(f"actor {spec.name!r}: {NEEDS_A_JOB}")
+    if spec.detached or spec.entry is not EntryKind.ACTOR or spec.siblings is not None:
+        raise InvalidRequest(f"job {spec.name!r}: owned_by_job is for actors that are neither detached nor supervised")
 
 
 def _check_band(state: State, spec: JobSpec) -> None:

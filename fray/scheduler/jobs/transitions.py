@@ -1,6 +1,7 @@
 """Transitions of jobs and attempts through the tables of `lifecycle`, and what follows from each.
 
-An end also ends what is owned: the end of an attempt removes the names it had and stops the jobs it launched.
+An end also ends what is owned: the end of an attempt removes the names it had and stops the jobs it launched, but for
+those that belong to its job as a whole; these end with the final end of the job.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ def accept_job(
     )
     state.add_job(job)
     out.job_changed(spec.job_id)
-    out.log_event(spec.job_id, "launched", f"by {owner or session}" + (" (detached)" if not owner else ""))
+    lifetime = f" (owned by job {owner})" if spec.owned_by_job else "" if owner else " (detached)"
+    out.log_event(spec.job_id, "launched", f"by {session if spec.owned_by_job else owner or session}{lifetime}")
     if not spec.job_group and len(state.jobs_by_name[spec.namespace, spec.name]) > 1:
         hold_job(state, out, job)  # the holders of its name are being ended, or it would have been refused
 
@@ -388,7 +390,7 @@ def _dequeue(state: State, job: JobRow) -> None:
 
 def stop_owned(state: State, out: EffectBuffer, owner: str, reason: str) -> None:
     """Stop all jobs whose owner has ended."""
-    # Recursive through the ends of their attempts; `SchedulerConfig.depth_limit` bounds the depth of one step.
+    # Recursive through the ends of jobs and attempts; `SchedulerConfig.depth_limit` bounds the depth of one step.
     for job_id in list(state.children.get(owner, ())):
         stop_job(state, out, state.jobs[job_id], EndReason.OWNER_ENDED, reason)
 
@@ -524,6 +526,8 @@ def _commit(state: State, out: EffectBuffer, job: JobRow, outcome: Outcome) -> N
         # On a silent machine: the attempt keeps its share of it, but its names and jobs must not wait for the lease.
         if attempt.living:
             _release_attempt(state, out, attempt, outcome)
+    # Here alone: what the job owns as a whole stays while it restarts.
+    stop_owned(state, out, job.job_id, f"its owner {job.job_id} ended ({outcome.cause.value})")
     if not state.generation_counts[job.job_id].living:
         out.release_blob(job.spec.payload)
         strip_ended_job(state, job)

@@ -8,6 +8,8 @@ Rules:
   let in or delayed; memory, disk and devices are not lent.
 - A loan is part of the row of the attempt that uses it: it takes so much less of the machine, until it ends. When the
   lender stops waiting it continues at once, beside those attempts; when it ends first, they take over what they use.
+- A job that another one owns as a whole (``spec.owned_by_job``) is lent nothing, and neither is what it launches: it
+  would keep the loan beyond the end of the lender's attempt, and the next attempt might not fit beside it.
 - What lending cannot resolve is an error: a job that would fit only without the jobs above it, which end after it,
   never starts (`fail_trapped_jobs`).
 """
@@ -34,6 +36,7 @@ from fray.scheduler.queue.queue import make_waiting_shape
 from fray.scheduler.queue.quotas import QuotaStatus, quota_status
 from fray.scheduler.reasons import demand_text
 from fray.scheduler.state.known_capacity import all_machines
+from fray.scheduler.state.owners import owner_jobs
 from fray.scheduler.state.rows import AttemptRow, JobRow
 from fray.scheduler.state.state import State
 from fray.scheduler.state.tables import Tables
@@ -192,11 +195,10 @@ def watch_new_owners(state: State, out: EffectBuffer) -> None:
 
 
 def fail_trapped_jobs(state: State, out: EffectBuffer, owner: str) -> None:
-    """Fail waiting jobs of an attempt that would fit only without the jobs above them, which end after them."""
-    above = list({attempt.job_id: None for attempt in attempts_above(state, owner)})
+    """Fail waiting jobs of an owner that would fit only without the jobs above them, which end after them."""
     for shape in list(state.queue.children.get(owner, ())):
         first = state.jobs.get(state.queue.children[owner][shape].first[-1])
-        text = _trapped_text(state, first, [state.jobs[job_id] for job_id in above]) if first is not None else ""
+        text = _trapped_text(state, first) if first is not None else ""
         while text and shape in state.queue.children.get(owner, ()):
             job = state.jobs[state.queue.children[owner][shape].first[-1]]
             out.log_event(job.job_id, "trapped", text)
@@ -205,7 +207,16 @@ def fail_trapped_jobs(state: State, out: EffectBuffer, owner: str) -> None:
         state.timers.set(("trapped", owner), state.now + TRAPPED_S)
 
 
-def _trapped_text(state: State, job: JobRow, above: Sequence[JobRow]) -> str:
+def _jobs_above(state: State, job: JobRow) -> Iterator[tuple[JobRow, bool]]:
+    """Yield the jobs above it, the nearest first, and whether they lend it their CPUs when they wait."""
+    lends = True
+    for owner in owner_jobs(state.jobs, job):
+        lends = lends and not job.spec.owned_by_job
+        yield owner, lends
+        job = owner
+
+
+def _trapped_text(state: State, job: JobRow) -> str:
     """Return what the jobs above it hold that it needs; empty if it may start beside them."""
     reservation, part = job.spec.reservation_id, part_of(job.spec)
     if reservation:
@@ -214,12 +225,12 @@ def _trapped_text(state: State, job: JobRow, above: Sequence[JobRow]) -> str:
         machines = all_machines(state, job.spec.members)
     beside = dict(machines)
     holders = []
-    for other in above:
+    for other, lends in _jobs_above(state, job):
         if other.spec.reservation_id != reservation:
             continue
         for attempt in state.living_members(other):
-            # All but its CPUs, which it lends when it waits.
-            held = evolve(state.demand(other), cpu_milli=0)
+            # All but the CPUs that it lends when it waits.
+            held = evolve(state.demand(other), cpu_milli=0) if lends else state.demand(other)
             if attempt.node in beside:
                 beside[attempt.node] = _without(beside[attempt.node], held, attempt.devices)
                 holders.append(f"{attempt.attempt_id} ({demand_text(held)} of {attempt.node})")
@@ -234,6 +245,7 @@ def _trapped_text(state: State, job: JobRow, above: Sequence[JobRow]) -> str:
 def _without(capacity: Capacity, held: Demand, devices: Sequence[str]) -> Capacity:
     return evolve(
         capacity,
+        cpu_milli=max(0, capacity.cpu_milli - held.cpu_milli),
         memory_bytes=max(0, capacity.memory_bytes - held.memory_bytes),
         disk_bytes=max(0, capacity.disk_bytes - held.disk_bytes),
         devices=tuple(device for device in capacity.devices if device.id not in devices),

@@ -9,6 +9,8 @@ from attrs import frozen
 
 from fray.model.policy.priority import Band
 from fray.model.resources import Demand
+from fray.model.specs import EndReason, Outcome
+from fray.scheduler.jobs.retries import retry_budget
 from fray.scheduler.lifecycle import JobPhase
 from fray.scheduler.state.rows import JobRow
 from fray.scheduler.state.tables import Tables
@@ -21,6 +23,7 @@ MEMORY_MILLI = 4 * 1024**3
 
 Cost: TypeAlias = tuple[int, ...]
 """Work lost by band, earliest first; then the number of ended jobs."""
+_PREEMPTED = Outcome(cause=EndReason.PREEMPTED)
 NO_COST: Cost = (0,) * (len(Band) + 1)
 
 
@@ -98,13 +101,17 @@ def unit_of(state: Tables, job: JobRow) -> PreemptionUnit:
 
 
 def descendants(state: Tables, job: JobRow) -> Iterator[JobRow]:
-    """Yield living jobs that end with it."""
-    for attempt in state.living_members(job):
-        for job_id in state.children.get(attempt.attempt_id, ()):
+    """Yield living jobs that end with it, as it is ending or would be preempted."""
+    owners = [attempt.attempt_id for attempt in state.living_members(job)]
+    # What it owns as a whole stays, if it restarts.
+    if job.job_id in state.children and retry_budget(state, job, job.first_outcome or _PREEMPTED) is None:
+        owners.append(job.job_id)
+    for owner in owners:
+        for job_id in state.children.get(owner, ()):
             yield state.jobs[job_id]
             yield from descendants(state, state.jobs[job_id])
 
 
 def ancestors(state: Tables, job: JobRow) -> Iterator[JobRow]:
-    """Return the job whose process owns it, and so on upwards."""
+    """Return the job whose attempt owns it, and so on upwards, up to one that would not end it by a restart."""
     return (state.jobs[attempt.job_id] for attempt in state.owner_attempts(job.owner))

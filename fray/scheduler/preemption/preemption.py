@@ -32,7 +32,6 @@ from fray.scheduler.lifecycle import NodePhase
 from fray.scheduler.pool.pool import Machine, fit
 from fray.scheduler.pool.requests import shares_of
 from fray.scheduler.preemption.cost import (
-    ancestors,
     descendants,
     lost_work_s,
     roots_of,
@@ -43,6 +42,7 @@ from fray.scheduler.queue.applicant import Applicant, ApplicantKind, StartPlan
 from fray.scheduler.queue.indexes import TenantShapeQueue
 from fray.scheduler.reservations.reclaim_surplus import reclaimable_units, surplus_suffices
 from fray.scheduler.reservations.release_units import request_release
+from fray.scheduler.state.owners import owner_jobs
 from fray.scheduler.state.rows import CapacityClaim, ClaimedShare, JobRow
 from fray.scheduler.state.state import State
 from fray.scheduler.state.tables import SearchKey, Tables
@@ -113,7 +113,7 @@ def is_victim_for(state: Tables, applicant: Applicant) -> Callable[[JobRow], boo
     """Return a test for jobs that may be ended for the applicant, with all they own."""
     may = is_preemptable_by(state, applicant)
     own = state.job_of(applicant)
-    above = {job.job_id for job in ancestors(state, own)} if own is not None else set()
+    above = {job.job_id for job in owner_jobs(state.jobs, own)} if own is not None else set()
 
     def is_eligible(job: JobRow) -> bool:
         # The end of a job inside a reservation frees machines of that reservation only.
@@ -123,7 +123,7 @@ def is_victim_for(state: Tables, applicant: Applicant) -> Callable[[JobRow], boo
         return all(map(may_be_ended, roots_of(state, job)))
 
     def may_be_ended(job: JobRow) -> bool:
-        # The end of an ancestor would end the applicant, too.
+        # The end of an owner would end the applicant, too, or it is the job that uses the applicant.
         if job.job_id in above or job.stop_cause is not None or not may(job) or protection_reason(state, job):
             return False
         # Children end with the victim, so they must be eligible. They have no shield of their own: with one, a job that

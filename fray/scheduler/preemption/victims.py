@@ -341,7 +341,7 @@ class _VictimSearch:
 
     def _has_children(self, job: JobRow) -> bool:
         members = (attempt_id(job.job_id, job.generation, member) for member in range(job.spec.members))
-        return any(member in self.state.children for member in members)
+        return job.job_id in self.state.children or any(member in self.state.children for member in members)
 
     def _unit_of(self, job: JobRow) -> PreemptionUnit | None:
         """Return what ends with this job; None if it may not be ended, or has ended already."""

@@ -40,7 +40,7 @@ class PlacementShape:
     request: PlacementRequest
     # Children pass holds that bind other applicants of the same demand, so they are a shape of their own.
     is_child: bool = False
-    """True if it was launched by a running job and ends with it: never held back for a starving applicant."""
+    """True if a running job or its attempt owns it: never held back for a starving applicant."""
     reservation: str = ""
     """Reservation whose machines it takes; empty for the cluster's."""
     # In the shape, so that a refusal of growth, which is tried last and may not reclaim surplus units, does not count
@@ -66,7 +66,7 @@ class Applicant:
     time_limit_s: float | None = None
     """Seconds after its start within which it surely ends, without its termination."""
     owner: str = ""
-    """Attempt that launched the job, with which it ends; empty for others."""
+    """Attempt or job that owns the job; empty for those of a driver and detached ones."""
     priority: int = 0
     """Priority among the applicants of its tenant and band, higher first."""
 

@@ -3,6 +3,7 @@
 In order of dependency:
 
 - `rows`, `reservation_rows`, `unit_rows`: classes of the rows and the limits of the scheduler.
+- `owners`: chains of owners of jobs.
 - `indexes`: small containers, and counts of the members of jobs and job groups.
 - `machine_groups`: units and machine groups of the autoscaler.
 - `machine_tables`: all rows, how they are saved; indexes over nodes, reservations and usage.

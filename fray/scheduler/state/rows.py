@@ -37,7 +37,7 @@ class JobRow:
     order: int
     """Place in the order of acceptance; a retry keeps it."""
     owner: str
-    """Session or attempt whose end ends this job; empty when detached."""
+    """Session, attempt or job whose end ends this job; empty when detached."""
     root: SessionId = ""
     """Driver's session at the top of the chain of owners; empty below a detached job."""
     launched_by: SessionId = ""

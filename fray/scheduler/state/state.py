@@ -157,9 +157,10 @@ class State(Tables):
         return tuple(self.jobs_below(known.attempt_id))
 
     def jobs_below(self, owner: str) -> Iterator[JobId]:
-        """Yield the living jobs owned by a session or attempt, by their attempts, and so on."""
+        """Yield the living jobs owned by a session, attempt or job, by these and their attempts, and so on."""
         for job_id in self.children.get(owner, ()):
             yield job_id
+            yield from self.jobs_below(job_id)
             for attempt in self.living_members(self.jobs[job_id]):
                 yield from self.jobs_below(attempt.attempt_id)
 

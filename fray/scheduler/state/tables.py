@@ -28,6 +28,7 @@ from fray.scheduler.state.indexes import (
     stage_of,
 )
 from fray.scheduler.state.machine_tables import MachineTables, counted_capacity
+from fray.scheduler.state.owners import is_child
 from fray.scheduler.state.rows import (
     ActorRegistration,
     ActorTombstone,
@@ -672,11 +673,6 @@ def actor_key(actor_id: ActorId) -> str:
 
 def registration_key(registration: ActorRegistration) -> str:
     return name_key(registration.endpoint.namespace, registration.endpoint.name)
-
-
-def is_child(job: JobRow) -> bool:
-    """Return whether the job was launched by a running job and ends with it."""
-    return bool(job.owner) and job.owner != job.root
 
 
 def _placed_entry(job: JobRow) -> TimedJob:

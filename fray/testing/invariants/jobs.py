@@ -47,7 +47,7 @@ def concerned_jobs(state: State) -> set[JobId] | None:
     for table, key in touched:
         if table in ("job", "attempt"):
             found.add(key if table == "job" else split_attempt(key)[0])
-        if table in ("attempt", "session"):
+        if table in ("job", "attempt", "session"):
             found.update(state.children.get(key, ()))
     return found if touched else None
 
@@ -258,6 +258,10 @@ def _most_restarts_in_period(job: JobRow) -> int:
 def _owner(state: State, job: JobRow) -> Iterator[str]:
     """Yield living jobs whose owner has ended and that are not being ended."""
     if job.ended or not job.owner or job.stop_cause:
+        return
+    if job.spec.owned_by_job:
+        if state.has_job_ended(job.owner):
+            yield f"continues without the job {job.owner}, which owns it"
         return
     session = state.sessions.get(job.owner)
     if not state.is_attempt_living(job.owner) and (session is None or session.is_ending):
