@@ -331,6 +331,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("__main__",),
     ),
     "rl": (
+        ("train.checks",),
         ("core", "data", "http_access", "model_spec", "nexrl_types", "process_start", "weights_table"),
         ("checkpoint", "inference.requests", "journal_file", "nexrl", "tokenizers", "train", "weight_files", "weights"),
         ("algorithm", "checkpoint_store", "recipe", "tensors", "utils"),

@@ -34,6 +34,8 @@ def load_rows(data: Data, name: str = "data") -> list[dict[str, Any]]:
             raise InvalidRequest(f"invalid {name} {str(path)!r}: there is no such file in {Path.cwd()}")
         rows = _READERS.get(path.suffix, _refuse)(path)
         source = str(path)
+    elif not isinstance(data, Iterable):
+        raise InvalidRequest(f"invalid {name} {data!r}: expected a .jsonl or .parquet file, or an iterable of dicts")
     else:
         rows, source = [_checked(row, f"row {number}") for number, row in enumerate(data)], "the iterable"
     if not rows:

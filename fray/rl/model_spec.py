@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from attrs import field, frozen
+
+from fray.errors import InvalidRequest
+from fray.rl.train.checks import names_similar_arguments
+
+_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+"""Pattern of names at Hugging Face."""
 
 
 def _checked_chars(spec: Any, attribute: Any, chars: str) -> None:
@@ -24,6 +32,7 @@ def _positive(spec: Any, attribute: Any, value: int) -> None:
         raise ValueError(f"{attribute.name}={value!r}: {type(spec).__name__} needs an integer of at least 1")
 
 
+@names_similar_arguments
 @frozen
 class TinyLlama:
     """Llama with random weights and a token for each character, for tests and first runs; nothing is downloaded.
@@ -43,6 +52,7 @@ class TinyLlama:
     Raises:
         ValueError: a number is not positive, ``width`` no multiple of ``heads``, a character twice in ``chars``, or
             ``eos`` not one of them.
+        TypeError: there is no argument of a name; the message has the nearest ones.
     """
 
     layers: int = field(default=2, validator=_positive)
@@ -73,6 +83,25 @@ class ModelLimits:
 
     vocabulary_size: int
     max_length: int
+
+
+def check_model(model: object) -> None:
+    """Check that a model is one of `ModelSpec`.
+
+    A directory may be one that only the machines of a cluster have: absolute paths are not looked for here.
+
+    Raises:
+        InvalidRequest: it is something else.
+    """
+    if isinstance(model, TinyLlama):
+        return
+    if not isinstance(model, str):
+        found = f"{model!r} ({type(model).__name__})"
+        raise InvalidRequest(f"invalid model {found}: expected a name, a directory as text, or rl.TinyLlama()")
+    is_name = _NAME.fullmatch(model) and not model.startswith(".")
+    if not (is_name or Path(model).is_absolute() or Path(model).is_dir()) or not model:
+        text = f"there is no such directory in {Path.cwd()}, and a name is such as 'Qwen/Qwen3-0.6B'"
+        raise InvalidRequest(f"invalid model {model!r}: {text}")
 
 
 def model_name(model: ModelSpec) -> str:

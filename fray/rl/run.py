@@ -34,9 +34,10 @@ from fray.rl.inference.client import sampling_of
 from fray.rl.inference.decoding import InterruptMode
 from fray.rl.inference.http_settings import HttpPort
 from fray.rl.messages import RunStatus
-from fray.rl.model_spec import ModelSpec
+from fray.rl.model_spec import ModelSpec, check_model
 from fray.rl.nexrl.experiment_posts import ExperimentPost
 from fray.rl.nexrl_types import DEFAULT_MODEL_TAG
+from fray.rl.recipe.typed import check_arguments
 from fray.rl.records.console_lines import is_validation
 from fray.rl.records.run_files import begin_output, read_rows, read_state
 from fray.rl.records.run_log import LINE_PREFIX, RunResult, StepLog
@@ -47,9 +48,10 @@ from fray.rl.rollout.process import Episode, EpisodePlan
 from fray.rl.rollout_worker import BaseRolloutWorker, WorkerEpisode
 from fray.rl.run_job import acquire, digest, follow_living, submit, texts_of
 from fray.rl.run_output import check_shared, check_url, is_url, output_of
-from fray.rl.run_parts import DEVICES, RunParts, device_of
+from fray.rl.run_parts import DEVICES, RunParts, check_resources, device_of
 from fray.rl.tokenizers import load_limits
 from fray.rl.train.batch_advantages import needed_keys
+from fray.rl.train.checks import names_similar_arguments
 from fray.rl.train.settings import GRPO
 from fray.rl.trainer.base_trainer import BaseTrainer
 from fray.rl.trainer_gang import check_ranks
@@ -69,6 +71,7 @@ NOT_COMPARED = ("on_step", "on_validation", "on_post", "on_end", "progress", "en
 """Arguments of `Run` that may differ when a run is started again while it lives."""
 
 
+@names_similar_arguments
 @define(kw_only=True)
 class Run:
     """A run: rollouts of tasks by a model, and training of that model with their rewards.
@@ -163,6 +166,7 @@ class Run:
 
     Raises:
         InvalidRequest: a setting is invalid; nothing was started.
+        TypeError: there is no argument of a name; the message has the nearest ones.
     """
 
     model: ModelSpec
@@ -412,6 +416,8 @@ def _default_spec() -> str | None:
 
 def _check_settings(run: Run) -> None:
     """Check what no other part of a run checks. Raises InvalidRequest."""
+    check_arguments(run, "rl.Run")
+    check_model(run.model)
     if not _is_worker(run.rollout) and not inspect.iscoroutinefunction(run.rollout):
         raise InvalidRequest(
             f"invalid rollout {run.rollout!r}: expected an async function, async def solve(task, llm), "
@@ -420,9 +426,11 @@ def _check_settings(run: Run) -> None:
     if _is_worker(run.rollout) and run.episode == "group":
         raise InvalidRequest("episode='group' with rollout workers: a step is one sample; expected episode='sample'")
     counts = ("rollout_workers", "inference_servers", "min_servers", "samples_per_row", "max_attempts", "save_every")
-    for name in counts:
+    for name in (*counts, "threads"):
         if (value := getattr(run, name)) is not None and not value >= 1:
             raise InvalidRequest(f"invalid {name} {value!r}: expected 1 or more")
+    if run.staleness_threshold < 0:
+        raise InvalidRequest(f"invalid staleness_threshold {run.staleness_threshold}: expected 0 or more")
     if run.rollout_processes is not None and not 1 <= run.rollout_processes <= run.rollout_workers:
         text = f"expected 1 to rollout_workers ({run.rollout_workers})"
         raise InvalidRequest(f"invalid rollout_processes {run.rollout_processes!r}: {text}")
@@ -435,7 +443,7 @@ def _check_settings(run: Run) -> None:
     if run.min_servers > run.inference_servers:
         text = f"expected 1 to inference_servers ({run.inference_servers})"
         raise InvalidRequest(f"invalid min_servers {run.min_servers!r}: {text}")
-    for name in ("liveness_s", "transfer_s"):
+    for name in ("liveness_s", "transfer_s", "rollout_timeout_s"):
         if not getattr(run, name) > 0:
             raise InvalidRequest(f"invalid {name} {getattr(run, name)!r}: expected seconds above 0")
     _choice("interrupt", run.interrupt, get_args(InterruptMode))
@@ -446,9 +454,7 @@ def _check_settings(run: Run) -> None:
     if run.inference_key is not None and port is None:
         raise InvalidRequest("inference_key is for the HTTP ports of servers: expected inference_port=8000, too")
     check_host("http_host", run.http_host)
-    if unknown := set(run.resources) - {"trainer", "server", "rollout", "controller"}:
-        known = "trainer, server, rollout or controller"
-        raise InvalidRequest(f"invalid key {min(unknown)!r} of resources; expected {known}")
+    check_resources(run.resources)
     _check_lengths(run)
     check_trackers(run.trackers, run.output)
     _choice("episode", run.episode, ("sample", "group"))
@@ -520,9 +526,11 @@ def _episode_of(run: Run) -> Episode:
     """Return the function of an episode; that of workers, with the keys that the trainer needs."""
     # A trainer of the user checks what it needs itself.
     needs = needed_keys(run.trainer) if isinstance(run.trainer, GRPO) else ()
-    if isinstance(run.rollout, WorkerEpisode):
-        return run.rollout.needing(needs)
-    return WorkerEpisode(run.rollout, {}, needs) if isinstance(run.rollout, type) else run.rollout
+    rollout = WorkerEpisode(run.rollout, {}) if isinstance(run.rollout, type) else run.rollout
+    if not isinstance(rollout, WorkerEpisode):
+        return rollout
+    rollout.check()
+    return rollout.needing(needs)
 
 
 def _parts_of(run: Run) -> RunParts:

@@ -37,7 +37,11 @@ def check_shared(url: str | None) -> None:
 
 
 def output_of(given: str | os.PathLike[str] | None, name: str | None) -> tuple[Path | None, str | None, str]:
-    """Return the directory of an output, its URL, if it has one, and the name of the run."""
+    """Return the directory of an output, its URL, if it has one, and the name of the run.
+
+    Raises:
+        InvalidRequest: a file is at its path.
+    """
     if given is None:
         return None, None, name or "rl"
     if is_url(given):
@@ -45,4 +49,6 @@ def output_of(given: str | os.PathLike[str] | None, name: str | None) -> tuple[P
         name = name or url.rpartition("/")[2]
         return work_directory(name, url), url, name
     output = Path(given).absolute()
+    if output.exists() and not output.is_dir():
+        raise InvalidRequest(f"invalid output {str(given)!r}: it is a file; expected a directory")
     return output, None, name or output.name

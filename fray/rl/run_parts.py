@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from attrs import evolve, field, frozen
 
+from fray.errors import InvalidRequest
 from fray.model.monitoring.health import HealthCheck
 from fray.model.resources import GpuConfig, ResourceConfig
 from fray.model.specs import ActorConfig
+from fray.model.text import near_text
 from fray.rl.checkpoint_store import CheckpointStore, DirectoryCheckpoints, StoredCheckpoints
 from fray.rl.core.run_record import RunPlan
 from fray.rl.http_access.access import LOOPBACK, HttpAccess, load_access, make_access
@@ -27,6 +29,8 @@ RESTARTS = 20
 """Restarts of each rollout process and of the trainer within `RESTART_PERIOD_S`, before the run fails."""
 RESTART_PERIOD_S = 600.0
 DEVICES = ("cpu", "cuda")
+RESERVING = ("trainer", "server", "rollout", "controller")
+"""Parts of a run whose processes may reserve resources."""
 START_PERIODS, START_LEAST_S = 10, 60.0
 """Time until the first answer of a process, in which a model may be loaded: in ``liveness_s``, and at least."""
 
@@ -173,6 +177,17 @@ def with_access(parts: RunParts) -> RunParts:
         return parts
     access = make_access(host) if output is None else load_access(host, output)
     return evolve(parts, access=access, http=None if parts.http is None else evolve(parts.http, access=access))
+
+
+def check_resources(resources: Mapping[str, object]) -> None:
+    """Raise InvalidRequest unless each key is a part of a run, and each value a `ResourceConfig`."""
+    for part, wanted in resources.items():
+        if part not in RESERVING:
+            text = f"expected {', '.join(RESERVING[:-1])} or {RESERVING[-1]}{near_text(str(part), RESERVING)}"
+            raise InvalidRequest(f"invalid key {part!r} of resources; {text}")
+        if not isinstance(wanted, ResourceConfig):
+            text = "expected a ResourceConfig, such as ResourceConfig.with_cpu(4)"
+            raise InvalidRequest(f"invalid resources[{part!r}] {wanted!r}: {text}")
 
 
 def device_of(reserved: ResourceConfig | None, chosen: str | None = None) -> str:

@@ -115,6 +115,27 @@ def _storage_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ({"inference_port": 0}, "invalid inference_port 0: expected the first of 1 ports, such as 8000, or None"),
         ({"inference_key": "k"}, "inference_key is for the HTTP ports of servers: expected inference_port=8000, too"),
+        ({"resources": {"server": "h100"}}, "invalid resources['server'] 'h100': expected a ResourceConfig, such as"),
+        ({"rollout_workers": "64"}, "invalid rl.Run: rollout_workers: found '64' (str); expected a whole number"),
+        ({"rollout_workers": True}, "rollout_workers: found True (bool); expected a whole number"),
+        ({"liveness_s": "60"}, "liveness_s: found '60' (str); expected a number"),
+        ({"shuffle": "no"}, "shuffle: found 'no' (str); expected true or false"),
+        ({"env_vars": {"A": 1}}, "env_vars.A: found 1 (int); expected text"),
+        ({"env_vars": ["A"]}, "env_vars: found a list; expected a mapping"),
+        ({"group_keys": "user"}, "group_keys: found 'user' (str); expected a list"),
+        ({"trackers": [1]}, "trackers[0]: found 1 (int); expected text"),
+        ({"rollout_timeout_s": 0}, "invalid rollout_timeout_s 0: expected seconds above 0"),
+        ({"threads": 0}, "invalid threads 0: expected 1 or more"),
+        ({"staleness_threshold": -1}, "invalid staleness_threshold -1: expected 0 or more"),
+        ({"model": 3}, "invalid model 3 (int): expected a name, a directory as text, or rl.TinyLlama()"),
+        ({"model": "./no-such-model"}, "invalid model './no-such-model': there is no such directory in "),
+        ({"model": ""}, "invalid model '': there is no such directory in "),
+        ({"output": __file__}, "it is a file; expected a directory"),
+        (
+            {"rollout": rl.DefaultNexAURolloutWorker},
+            "nexau_agent_config_path: missing; workers of type 'nexau' need it",
+        ),
+        ({"data": None}, "invalid data None: expected a .jsonl or .parquet file, or an iterable of dicts"),
         ({"data": []}, "the iterable has no rows"),
         ({"validation_data": [], "validate_freq": 5}, "invalid validation_data: the iterable has no rows"),
         ({"validate_freq": 5}, "validate_freq without validation_data: expected validation_data="),
@@ -129,6 +150,30 @@ def _storage_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_invalid_setting_is_refused_with_what_would_do(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(message)):
         run(**options)
+
+
+def test_all_settings_of_another_type_are_in_one_message() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        run(rollout_workers="64", seed=0.5)
+    assert str(caught.value).splitlines() == [
+        "invalid rl.Run: 2 errors",
+        "  rollout_workers: found '64' (str); expected a whole number",
+        "  seed: found 0.5 (float); expected a whole number",
+    ]
+
+
+def test_an_argument_that_is_not_there_is_refused_with_the_nearest() -> None:
+    with pytest.raises(TypeError, match=r"Run has no argument 'inference_server'; did you mean inference_servers, "):
+        run(inference_server=2)
+    with pytest.raises(TypeError, match=r"TinyLlama has no argument 'layer'; did you mean layers\?"):
+        rl.TinyLlama(layer=2)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'trainer'"):
+        rl.Run(model=rl.TinyLlama(), data=ROWS, rollout=solve)  # type: ignore[call-arg]
+
+
+def test_a_directory_that_only_other_machines_have_may_be_a_model() -> None:
+    assert run(model="/models/of/the/cluster").model == "/models/of/the/cluster"
+    assert run(model="Qwen/Qwen3-0.6B").model == "Qwen/Qwen3-0.6B"
 
 
 def test_the_facts_of_a_run_are_those_that_a_checkpoint_must_have() -> None:

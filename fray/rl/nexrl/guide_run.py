@@ -19,11 +19,10 @@ from fray.rl.core.trajectory_store import ReadyRule
 from fray.rl.model_spec import ModelSpec, TinyLlama
 from fray.rl.nexrl.data_loader import BaseDataLoader, RowDataLoader
 from fray.rl.nexrl_types import DEFAULT_MODEL_TAG
-from fray.rl.recipe.guide_config import DataConfig, GuideConfig, length_problems
+from fray.rl.recipe.guide_config import DataConfig, GuideConfig, least_prompt, length_problems
 from fray.rl.recipe.run_recipe import resources_of
 from fray.rl.recipe.typed import invalid
 from fray.rl.rollout_worker import BaseRolloutWorker, WorkerEpisode
-from fray.rl.rollout_worker.base_rollout_worker import evaluator_class
 from fray.rl.run import Run
 from fray.rl.tokenizers import load_limits
 from fray.rl.train.settings import GRPO
@@ -74,7 +73,6 @@ def run_of_guide(
     """
     trainer, weight, data = config.trainer, config.weight, config.data
     _check_supported(config)
-    evaluator_class(_worker_config(config))
     rows = _with_prompts(rows_of(loader_class(data), "data"), data, "data")
     _check_rows(rows, config, "data")
     keys = _group_keys(config)
@@ -110,7 +108,7 @@ def run_of_guide(
         rollout_processes=config.rollout_worker.processes,
         inference_servers=config.service.inference_service.servers,
         max_length=config.service.inference_service.max_length,
-        max_prompt_length=_max_prompt_length(config),
+        max_prompt_length=least_prompt(config)[1],
         sync=weight.sync_mode,
         weight_sync=weight.sync_method,
         freeze_for_weight_sync=config.service.inference_service.freeze_for_weight_sync,
@@ -202,13 +200,6 @@ def _with_prompts(rows: list[dict[str, Any]], data: DataConfig, path: str) -> li
         if key not in row:
             raise InvalidRequest(f"{path}: row {number} lacks {key!r}, its prompt_key; it has {', '.join(sorted(row))}")
     return [{**row, "prompt": row[key]} for row in rows]
-
-
-def _max_prompt_length(config: GuideConfig) -> int | None:
-    """Return the least limit of a prompt: the guide does not say which of its sections has it."""
-    sections = (config.data, config.rollout_worker, config.trainer, config.validate.data)
-    limits = [one.max_prompt_length for one in sections if one is not None and one.max_prompt_length is not None]
-    return min(limits, default=None)
 
 
 def _check_supported(config: GuideConfig) -> None:

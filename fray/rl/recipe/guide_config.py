@@ -550,6 +550,23 @@ def _pairs(config: GuideConfig) -> Iterator[tuple[str, str]]:
             yield f"{section}.{lacks}", f"missing; {has_} is set, which needs it"
 
 
+def least_prompt(config: GuideConfig) -> tuple[str, int | None]:
+    """Return path and value of the least limit of a prompt: the guide does not say which of its sections has it."""
+    sections = {
+        "data": config.data,
+        "rollout_worker": config.rollout_worker,
+        "trainer": config.trainer,
+        "validate.data": config.validate.data,
+    }
+    limits = [
+        (one.max_prompt_length, f"{path}.max_prompt_length")
+        for path, one in sections.items()
+        if one is not None and one.max_prompt_length is not None
+    ]
+    least, path = min(limits, default=(None, ""))
+    return path, least
+
+
 def length_problems(config: GuideConfig, limit: int, source: str) -> Iterator[tuple[str, str]]:
     """Yield the paths of lengths that are above a limit, and what is wrong there.
 
@@ -557,15 +574,15 @@ def length_problems(config: GuideConfig, limit: int, source: str) -> Iterator[tu
         limit: tokens of a prompt and its response together.
         source: what allows them, for the messages.
     """
+    path, prompt = least_prompt(config)
     for name in ("rollout_worker", "trainer"):
-        section = getattr(config, name)
-        response, prompt = section.max_response_length, section.max_prompt_length
+        response = getattr(config, name).max_response_length
         if response is None:
             continue
         if response > limit:
             yield f"{name}.max_response_length", f"found {response}; {source} allows {limit}"
         elif prompt is not None and prompt + response > limit:
-            text = f"found {response}; with max_prompt_length, {prompt}, it is above {limit}, which {source} allows"
+            text = f"found {response}; with {path}, {prompt}, it is above {limit}, which {source} allows"
             yield f"{name}.max_response_length", text
 
 

@@ -7,16 +7,13 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
-
-import attrs
-from attrs import NOTHING, field, make_class
+from typing import Any
 
 from fray.errors import FrayError, InvalidRequest
 from fray.model.resources import ResourceConfig
 from fray.rl.model_spec import TinyLlama
 from fray.rl.recipe.sources import Settings, Source, read_settings
-from fray.rl.recipe.typed import invalid, is_plain, structure
+from fray.rl.recipe.typed import invalid, plain_class, structure
 from fray.rl.recipe.user_files import load_object
 from fray.rl.run import Run
 from fray.rl.train.lora import LoRA
@@ -49,7 +46,7 @@ def run_of(settings: Settings, **options: Any) -> Run:
     """Return the run of settings that were read; see `load_run`."""
     name, directory = settings.name, settings.directory
     # Checked before anything of it is loaded.
-    recipe = structure(settings.values, _recipe_class(Run, BY_PROGRAM), name)
+    recipe = structure(settings.values, plain_class(Run, BY_PROGRAM), name)
     found = {key: getattr(recipe, key) for key in settings.values}
     with _at(name, "model"):
         found["model"] = _model(found["model"], directory, name)
@@ -102,23 +99,9 @@ class _at:
             raise invalid(self._source, [(self._path, str(error))]) from error.__cause__
 
 
-def _recipe_class(kind: type[Any], without: tuple[str, ...] = ()) -> type[Any]:
-    """Return a class with the arguments of ``kind`` whose types are plain; others are taken as they are."""
-    hints = get_type_hints(kind, include_extras=True)
-    members = {
-        one.name: field(
-            default=NOTHING if one.default is NOTHING else None,
-            type=hints[one.name] if is_plain(hints[one.name]) else Any,
-        )
-        for one in attrs.fields(kind)
-        if one.init and one.name not in without
-    }
-    return make_class(kind.__name__, members, kw_only=True)
-
-
-def _given(values: Mapping[str, Any], kind: type[Any], source: str, path: str) -> dict[str, Any]:
+def _given(values: Mapping[str, Any], kind: Any, source: str, path: str) -> dict[str, Any]:
     """Return arguments of ``kind``, their names and plain types checked."""
-    checked = structure(values, _recipe_class(kind), source, path)
+    checked = structure(values, plain_class(kind), source, path)
     return {key: getattr(checked, key) for key in values}
 
 

@@ -1,12 +1,13 @@
-"""Settings of a file into typed classes, with the path of each key that is wrong."""
+"""Settings of a file or a program into typed classes, with the path of each key that is wrong."""
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from attrs import fields, frozen, has
+from attrs import NOTHING, field, fields, frozen, has, make_class
 from cattrs import ClassValidationError, Converter, ForbiddenExtraKeysError, IterableValidationError
 
 from fray.errors import InvalidRequest
@@ -39,6 +40,37 @@ def structure(value: object, kind: type[T], source: str, prefix: str = "") -> T:
         raise invalid(source, _problems(error, prefix)) from None
 
 
+def check_arguments(given: object, source: str) -> None:
+    """Check the arguments of an object of an attrs class whose types are plain, as those of a recipe.
+
+    Raises:
+        InvalidRequest: values of another type; the message has a line for each, as that of `structure`.
+    """
+    kind: Any = type(given)
+    names = [one.name for one in fields(kind) if one.init]
+    structure({name: getattr(given, name) for name in names}, plain_class(kind), source)
+
+
+@cache
+def plain_class(kind: Any, without: tuple[str, ...] = ()) -> type[Any]:
+    """Return a class with the arguments of ``kind`` whose types are plain; others are taken as they are.
+
+    Args:
+        kind: an attrs class.
+        without: arguments that it does not have.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    members = {
+        one.name: field(
+            default=NOTHING if one.default is NOTHING else None,
+            type=hints[one.name] if is_plain(hints[one.name]) else Any,
+        )
+        for one in fields(kind)
+        if one.init and one.name not in without
+    }
+    return make_class(kind.__name__, members, kw_only=True)
+
+
 def invalid(source: str, problems: Iterable[tuple[str, str]]) -> InvalidRequest:
     """Return the error for problems, each a path and what is wrong there."""
     lines = [f"{path}: {text}" if path else text for path, text in problems]
@@ -58,7 +90,8 @@ def is_plain(kind: Any) -> bool:
     """Return whether values of a type are checked here; others are for the class that takes them."""
     if _is_optional(kind):
         return is_plain(next(one for one in get_args(kind) if one is not type(None)))
-    return kind in (bool, int, float, str) or get_origin(kind) in (Literal, tuple, Mapping, dict) or _is_limited(kind)
+    origins = (Literal, tuple, Sequence, Mapping, dict)
+    return kind in (bool, int, float, str) or get_origin(kind) in origins or _is_limited(kind)
 
 
 def _problems(error: BaseException, path: str) -> Iterator[tuple[str, str]]:
@@ -80,10 +113,19 @@ def _problems(error: BaseException, path: str) -> Iterator[tuple[str, str]]:
             yield from _problems(one, f"{path}[{at.index}]")
         for other in others:
             yield from _problems(other, path)
+    elif isinstance(error, _AtKeyError):
+        yield from _problems(error.error, _join(path, error.key))
     elif isinstance(error, KeyError):
         yield path, "missing; it has no default"
     else:
         yield path, str(error)
+
+
+class _AtKeyError(ValueError):
+    """Error of the value of one key of a mapping."""
+
+    def __init__(self, key: str, error: ValueError) -> None:
+        self.key, self.error = key, error
 
 
 def _join(path: str, name: str) -> str:
@@ -163,6 +205,27 @@ def _read_sequence(value: object, kind: Any) -> Any:
     return tuple(_CONVERTER.structure(list(items), list[get_args(kind)[0]]))  # type: ignore[misc,arg-type]
 
 
+def _read_list(value: object, kind: Any) -> Any:
+    """Read a ``Sequence[X]``. Refuse a text, whose items would be its letters."""
+    if not isinstance(value, list | tuple):
+        raise ValueError(_mismatch(value, "a list"))
+    _CONVERTER.structure(list(value), list[get_args(kind)[0]])  # type: ignore[misc,arg-type]
+    return value
+
+
+def _read_mapping(value: object, kind: Any) -> Any:
+    """Read a ``Mapping[str, X]``; values are checked if their type is plain."""
+    if not isinstance(value, Mapping):
+        raise ValueError(_mismatch(value, "a mapping"))
+    of_values = get_args(kind)[1]
+    for key, each in value.items() if is_plain(of_values) else ():
+        try:
+            _CONVERTER.structure(each, of_values)
+        except ValueError as error:
+            raise _AtKeyError(str(key), error) from None
+    return value
+
+
 def _is_kind(*origins: Any) -> Callable[[Any], bool]:
     return lambda kind: get_origin(kind) in origins
 
@@ -186,7 +249,5 @@ _CONVERTER.register_structure_hook_func(_is_kind(Literal), _read_literal)
 _CONVERTER.register_structure_hook_func(_is_optional, _read_optional)
 _CONVERTER.register_structure_hook_func(_is_limited, _read_limited)
 _CONVERTER.register_structure_hook_func(_is_kind(tuple), _read_sequence)
-_CONVERTER.register_structure_hook_func(
-    _is_kind(Mapping, dict),
-    _exactly("a mapping", lambda value: isinstance(value, Mapping)),
-)
+_CONVERTER.register_structure_hook_func(_is_kind(Sequence), _read_list)
+_CONVERTER.register_structure_hook_func(_is_kind(Mapping, dict), _read_mapping)

@@ -31,11 +31,16 @@ class AgentRolloutWorker(BaseRolloutWorker):
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
-        tools = [_load_tool(str(reference), config) for reference in config.get("tools") or ()]
-        self._tools = {tool.name: tool for tool in tools}
+        self._tools = {tool.name: tool for tool in _tools_of(config)}
         self._max_turns = int(config.get("max_turns") or MAX_TURNS)
         if self._max_turns < 1:
             raise InvalidRequest(f"invalid rollout_worker.max_turns {self._max_turns}: expected 1 or more")
+
+    @classmethod
+    def check_config(cls, config: Mapping[str, Any]) -> None:
+        """Check the evaluator and the tools. Raises InvalidRequest as the constructor."""
+        super().check_config(config)
+        _tools_of(config)
 
     def step(self, task: dict[str, Any]) -> Any:
         """Put the conversation about ``task["messages"]`` or ``task["prompt"]``; None if the task has neither."""
@@ -84,9 +89,11 @@ class AgentRolloutWorker(BaseRolloutWorker):
         return NexAUEvaluationTarget(str(trajectory.get("response", "")), list(messages))
 
 
-def _load_tool(reference: str, config: Mapping[str, Any]) -> AgentTool:
-    function = load_object(reference, base_directory(config))
-    try:
-        return tool_of(function)
-    except TypeError as error:
-        raise InvalidRequest(f"rollout_worker.tools: {reference}: {error}") from None
+def _tools_of(config: Mapping[str, Any]) -> list[AgentTool]:
+    found = []
+    for reference in map(str, config.get("tools") or ()):
+        try:
+            found.append(tool_of(load_object(reference, base_directory(config))))
+        except (InvalidRequest, TypeError) as error:
+            raise InvalidRequest(f"rollout_worker.tools: {reference}: {error}") from error.__cause__
+    return found

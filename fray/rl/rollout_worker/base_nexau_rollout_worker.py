@@ -55,11 +55,13 @@ class BaseNexAURolloutWorker(BaseRolloutWorker):
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
-        if workspace := config.get("nexau_agent_workspace"):
-            path = str(base_directory(config) / str(workspace))
-            if path not in sys.path:
-                sys.path.append(path)
         self._agent = self._load_agent()
+
+    @classmethod
+    def check_config(cls, config: Mapping[str, Any]) -> None:
+        """Check the evaluator and the factory of the agent, which is not called. Raises InvalidRequest."""
+        super().check_config(config)
+        _load_factory(config)
 
     def step(self, task: dict[str, Any]) -> Any:
         """Run the agent: `run_agent`."""
@@ -138,16 +140,35 @@ class BaseNexAURolloutWorker(BaseRolloutWorker):
         return found
 
     def _load_agent(self) -> Callable[[str], Any]:
-        path = str(self._config.get("nexau_agent_config_path") or "")
-        if ".py:" not in path:
-            is_missing = importlib.util.find_spec("nexau") is None
-            raise InvalidRequest((NEXAU_MISSING if is_missing else NEXAU_AGENTS).format(path=path))
-        agent = load_object(path, base_directory(self._config))(self._llm_client)
+        agent = _load_factory(self._config)(self._llm_client)
         if not callable(agent):
+            path = self._config["nexau_agent_config_path"]
             raise InvalidRequest(
                 f"{path} returned {type(agent).__name__}; expected a function from the query to the answer"
             )
         return agent  # type: ignore[no-any-return]
+
+
+def _load_factory(config: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return what makes the agent of a configuration. Raises InvalidRequest."""
+    key = "rollout_worker.nexau_agent_config_path"
+    path = str(config.get("nexau_agent_config_path") or "")
+    if not path:
+        raise InvalidRequest(f"{key}: missing; workers of type 'nexau' need it: file.py:factory")
+    if ".py:" not in path:
+        is_missing = importlib.util.find_spec("nexau") is None
+        raise InvalidRequest((NEXAU_MISSING if is_missing else NEXAU_AGENTS).format(path=path))
+    if workspace := config.get("nexau_agent_workspace"):
+        directory = str(base_directory(config) / str(workspace))
+        if directory not in sys.path:
+            sys.path.append(directory)
+    try:
+        factory = load_object(path, base_directory(config))
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{key}: {error}") from error.__cause__
+    if not callable(factory):
+        raise InvalidRequest(f"{key}: {path} is {type(factory).__name__}; expected a function that makes the agent")
+    return factory  # type: ignore[no-any-return]
 
 
 DefaultNexAURolloutWorker = BaseNexAURolloutWorker

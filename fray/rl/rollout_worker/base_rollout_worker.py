@@ -73,6 +73,15 @@ class BaseRolloutWorker(NexRLModule):
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
+    @classmethod
+    def check_config(cls, config: Mapping[str, Any]) -> None:
+        """Check what the configuration of workers names: before a run starts a process. Overrides check more.
+
+        Raises:
+            InvalidRequest: a file or an object in it is missing, raises, or is of another kind.
+        """
+        evaluator_class(config)
+
     def set_module_references(
         self,
         trajectory_pool: TrajectorySink,

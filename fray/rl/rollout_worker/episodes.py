@@ -42,6 +42,11 @@ class WorkerEpisode:
         # As many threads as there are episodes, which the rollout process limits.
         self._threads: trio.CapacityLimiter | None = None
 
+    def check(self) -> None:
+        """Check the configuration. Raises InvalidRequest as `BaseRolloutWorker.check_config`."""
+        if isinstance(self._worker_class, type) and issubclass(self._worker_class, BaseRolloutWorker):
+            self._worker_class.check_config(self._config)
+
     def needing(self, needs: Sequence[str]) -> WorkerEpisode:
         """Return the same with the keys that a trainer needs."""
         return WorkerEpisode(self._worker_class, self._config, needs)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
-from attrs import Attribute
+from attrs import Attribute, fields
 
 from fray.model.text import near_text
 
+T = TypeVar("T")
 Check = Callable[[Any, "Attribute[Any]", Any], None]
 
 
@@ -41,6 +43,12 @@ def number(expected: str, is_valid: Callable[[float], bool]) -> Check:
     return check
 
 
+def flag(instance: object, attribute: Attribute[Any], value: object) -> None:
+    """Check that a value is True or False."""
+    if not isinstance(value, bool):
+        raise fail(instance, attribute, value, "True or False")
+
+
 def count(least: int) -> Check:
     """Return a check of whole numbers, None included where the default is None."""
 
@@ -56,3 +64,22 @@ def count(least: int) -> Check:
 ABOVE_0 = number("a number above 0", lambda value: value > 0)
 FROM_0 = number("a number of 0 or more", lambda value: value >= 0)
 BELOW_1 = number("a number of 0 or more and below 1", lambda value: 0 <= value < 1)
+
+
+def names_similar_arguments(kind: type[T]) -> type[T]:
+    """Let the constructor of an attrs class say which arguments are similar to one that it does not have.
+
+    Python's own message names the wrong one alone.
+    """
+    construct = kind.__init__
+    names = [one.alias for one in fields(kind) if one.init]  # type: ignore[arg-type]
+
+    @wraps(construct)
+    def __init__(self: T, *args: Any, **given: Any) -> None:
+        for name in given:
+            if name not in names:
+                raise TypeError(f"{kind.__name__} has no argument {name!r}{near_text(name, names)}")
+        construct(self, *args, **given)
+
+    kind.__init__ = __init__  # type: ignore[method-assign,assignment]
+    return kind

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from attrs import field, frozen
 
-from fray.rl.train.checks import ABOVE_0, count
+from fray.rl.train.checks import ABOVE_0, count, flag, names_similar_arguments
 
 
+@names_similar_arguments
 @frozen
 class LoRA:
     """Settings of a low-rank adapter: in the layers that it adapts, ``x W`` becomes ``x W + alpha / rank · x A B``.
@@ -28,9 +29,9 @@ class LoRA:
 
     rank: int = field(default=32, validator=count(1))
     alpha: float = field(default=32.0, validator=ABOVE_0, kw_only=True)
-    attention: bool = field(default=True, kw_only=True)
-    mlp: bool = field(default=True, kw_only=True)
-    unembed: bool = field(default=True, kw_only=True)
+    attention: bool = field(default=True, validator=flag, kw_only=True)
+    mlp: bool = field(default=True, validator=flag, kw_only=True)
+    unembed: bool = field(default=True, validator=flag, kw_only=True)
     seed: int = field(default=0, validator=count(0), kw_only=True)
 
     def __attrs_post_init__(self) -> None:

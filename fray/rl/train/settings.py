@@ -9,7 +9,7 @@ from attrs import Attribute, asdict, field, frozen
 from attrs.converters import optional
 
 from fray.model.text import near_text
-from fray.rl.train.checks import ABOVE_0, BELOW_1, FROM_0, count, fail, number, one_of
+from fray.rl.train.checks import ABOVE_0, BELOW_1, FROM_0, count, fail, flag, names_similar_arguments, number, one_of
 from fray.rl.train.lora import LoRA
 
 ADVANTAGES = ("grpo", "dr_grpo", "rloo", "reinforce", "step_grpo", "gae")
@@ -33,6 +33,7 @@ CORRECTION_LEVELS = ("token", "sequence", "geometric")
 DTYPES = ("float32", "bfloat16")
 
 
+@names_similar_arguments
 @frozen
 class KlPenalty:
     """Penalty for distance from a reference, the frozen model that training began with.
@@ -52,6 +53,7 @@ class KlPenalty:
     horizon: float = field(default=10_000, validator=ABOVE_0)
 
 
+@names_similar_arguments
 @frozen
 class OffPolicyCorrection:
     """Weights of tokens that another engine or older weights have generated; see docs/rl-losses.md.
@@ -75,6 +77,7 @@ class OffPolicyCorrection:
             )
 
 
+@names_similar_arguments
 @frozen
 class Critic:
     """Settings of a critic: a copy of the policy's model with a value head, trained beside it.
@@ -116,11 +119,21 @@ def _check_loss(instance: object, attribute: Attribute[Any], value: object) -> N
         one_of(LOSS_OPTIONS)(instance, attribute, value)
 
 
+def _is_beta(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < 1
+
+
+def _check_grad_clip(instance: object, attribute: Attribute[Any], value: object) -> None:
+    if value is not None:
+        number("a number above 0, or None", lambda norm: norm > 0)(instance, attribute, value)
+
+
 def _check_betas(instance: object, attribute: Attribute[Any], value: object) -> None:
-    if not (isinstance(value, tuple) and len(value) == 2 and all(0 <= beta < 1 for beta in value)):
+    if not (isinstance(value, tuple) and len(value) == 2 and all(map(_is_beta, value))):
         raise fail(instance, attribute, value, "two numbers of 0 or more and below 1, such as (0.9, 0.95)")
 
 
+@names_similar_arguments
 @frozen
 class GRPO:
     """Settings of policy gradient training with groups; by default those of GRPO with the means of DAPO.
@@ -172,7 +185,7 @@ class GRPO:
     betas: tuple[float, float] = field(default=(0.9, 0.95), converter=tuple, validator=_check_betas, kw_only=True)
     eps: float = field(default=1e-8, validator=ABOVE_0, kw_only=True)
     weight_decay: float = field(default=0.01, validator=FROM_0, kw_only=True)
-    grad_clip: float | None = field(default=1.0, kw_only=True)
+    grad_clip: float | None = field(default=1.0, validator=_check_grad_clip, kw_only=True)
     advantage: str = field(default="grpo", validator=one_of(ADVANTAGES), kw_only=True)
     gamma: float = field(
         default=1.0, validator=number("a number above 0 and at most 1", lambda value: 0 < value <= 1), kw_only=True
@@ -192,13 +205,11 @@ class GRPO:
     micro_batch: int | None = field(default=None, validator=count(1), kw_only=True)
     micro_batch_tokens: int | None = field(default=None, validator=count(1), kw_only=True)
     dtype: str = field(default="float32", validator=one_of(DTYPES), kw_only=True)
-    gradient_checkpointing: bool = field(default=False, kw_only=True)
+    gradient_checkpointing: bool = field(default=False, validator=flag, kw_only=True)
     lora: LoRA | None = field(default=None, converter=optional(_as_lora), kw_only=True)
     seed: int = field(default=0, validator=count(0), kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        if self.grad_clip is not None and not self.grad_clip > 0:
-            raise ValueError(f"invalid grad_clip={self.grad_clip!r} of GRPO: expected a number above 0, or None")
         if self.old_logprobs not in (None, "rollout", "trainer"):
             raise ValueError(f"invalid old_logprobs={self.old_logprobs!r} of GRPO: expected rollout, trainer or None")
         if self.correction is not None and self.old_logprobs == "rollout":

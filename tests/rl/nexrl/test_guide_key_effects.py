@@ -67,7 +67,7 @@ KEYS: dict[str, Any] = {
     "rollout_worker.num_workers": 3,
     "rollout_worker.processes": 2,
     "rollout_worker.evaluator_module_path": "own.py:Judge",
-    "rollout_worker.nexau_agent_config_path": ("own.py:agent", {"rollout_worker": {"type": "nexau"}}),
+    "rollout_worker.nexau_agent_config_path": ("own.py:agent", "own.py:other", {"rollout_worker": {"type": "nexau"}}),
     "rollout_worker.nexau_agent_workspace": ".",
     "rollout_worker.task_name": "other",
     "rollout_worker.tools": ("own.py:tool", {"rollout_worker": {"type": "agent"}}),
@@ -195,6 +195,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "class Trainer(rl.SelfHostedGrpoTrainer): ...\n"
         "def tool(x: int) -> int: return x\n"
         "def agent(llm): return str\n"
+        "other = agent\n"
     )
     monkeypatch.setenv("NEXRL_PATH", str(tmp_path))
     monkeypatch.setenv("FRAY_CLUSTER_SPEC", "fray://host:1")

@@ -310,7 +310,15 @@ def test_a_checkpoint_of_another_run_is_copied_once(tmp_path: Path) -> None:
                 "trainer.max_prompt_length": 100,
                 "service.inference_service": {},
             },
-            "trainer.max_response_length: found 200; with max_prompt_length, 100, it is above 256, which the context",
+            "trainer.max_response_length: found 200; with trainer.max_prompt_length, 100, it is above 256, which the",
+        ),
+        (
+            {"data.max_prompt_length": 200, "rollout_worker.max_response_length": 100, "service.inference_service": {}},
+            "rollout_worker.max_response_length: found 100; with data.max_prompt_length, 200, it is above 256",
+        ),
+        (
+            {"rollout_worker.type": "nexau"},
+            "nexau_agent_config_path: missing; workers of type 'nexau' need it",
         ),
         (
             {"service.inference_service.max_length": 512},
@@ -352,6 +360,23 @@ def test_a_cluster_has_to_be_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     with pytest.raises(InvalidRequest, match="launch_mode 'ray' needs a cluster: FRAY_CLUSTER_SPEC=fray://host:port"):
         controller.run()
     assert controller.activity_tracker.get_error_health_status()["status"] == "error"
+
+
+def test_what_a_worker_loads_is_refused_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEXRL_PATH", str(tmp_path))
+    (tmp_path / "agent.py").write_text("def make(llm): ...\ndef many(*values): ...\nNUMBER = 3\n")
+    (tmp_path / "agent.yaml").write_text("type: agent")
+    for changes, message in (
+        ({"type": "agent", "tools": ["agent.py:mke"]}, "tools: .*agent.py has no 'mke'; did you mean make"),
+        ({"type": "agent", "tools": ["agent.py:many"]}, "rollout_worker.tools: .*cannot be given by name"),
+        ({"type": "nexau", "nexau_agent_config_path": "agent.py:mke"}, "agent.py has no 'mke'; did you mean make"),
+        ({"type": "nexau", "nexau_agent_config_path": "agent.py:NUMBER"}, "is int; expected a function that makes"),
+        ({"type": "nexau", "nexau_agent_config_path": "agent.yaml"}, "agent.yaml', a file of NexAU, but the package"),
+    ):
+        with pytest.raises(InvalidRequest, match=message):
+            rl.NexRLController(config({f"rollout_worker.{key}": value for key, value in changes.items()}))
 
 
 def test_an_agent_is_a_file_or_a_factory_in_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

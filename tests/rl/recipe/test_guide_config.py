@@ -233,7 +233,7 @@ def test_settings_of_training_follow_from_trainer_algorithm_and_pool() -> None:
                 "trainer": {"max_response_length": 300, "max_prompt_length": 300},
                 "service": {"inference_service": {"max_length": 512}},
             },
-            "trainer.max_response_length: found 300; with max_prompt_length, 300, it is above 512",
+            "trainer.max_response_length: found 300; with trainer.max_prompt_length, 300, it is above 512",
         ),
     ],
 )

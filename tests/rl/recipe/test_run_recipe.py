@@ -115,6 +115,8 @@ def test_resources_are_read(directory: Path) -> None:
         ({"rollout": "no_such_module:solve"}, "rollout: importing no_such_module raised ModuleNotFoundError"),
         ({"resources": {"server": {"gpus": 1}}}, "resources.server: "),
         ({"resources": 3}, "resources: found 3"),
+        ({"env_vars": {"A": 1, "B": "2"}}, "invalid config: env_vars.A: found 1 (int); expected text"),
+        ({"trackers": "wandb"}, "trackers: found 'wandb' (str); expected a list"),
     ],
 )
 def test_what_is_wrong_is_refused_with_its_path(directory: Path, options: dict[str, Any], message: str) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fray.rl.train.lora import LoRA
 from fray.rl.train.settings import GRPO, KlPenalty, OffPolicyCorrection
 
 
@@ -51,6 +52,9 @@ def test_a_loss_of_the_user_takes_any_option() -> None:
         ({"aggregation": "token_mean"}, "did you mean token-mean"),
         ({"dtype": "float16"}, "invalid dtype='float16' of GRPO: expected one of float32, bfloat16"),
         ({"grad_clip": 0}, "invalid grad_clip=0 of GRPO: expected a number above 0, or None"),
+        ({"grad_clip": "1"}, "invalid grad_clip='1' of GRPO: expected a number above 0, or None"),
+        ({"betas": ("a", "b")}, r"invalid betas=\('a', 'b'\) of GRPO: expected two numbers"),
+        ({"gradient_checkpointing": "no"}, "invalid gradient_checkpointing='no' of GRPO: expected True or False"),
         ({"gamma": 0}, "invalid gamma=0 of GRPO"),
         ({"clip_low": 0.1, "loss": "dro"}, "clip_low of GRPO does not belong to loss 'dro'; its options are beta"),
         ({"loss_options": {"bond": 3}, "loss": "dual_clip"}, r"loss_options\['bond'\] of GRPO .* did you mean bound"),
@@ -78,3 +82,12 @@ def test_a_wrong_setting_is_named_with_what_was_expected(arguments: dict[str, An
 def test_bounds_of_a_correction_are_in_order() -> None:
     with pytest.raises(ValueError, match="invalid low=3 of OffPolicyCorrection: expected at most high, which is 2"):
         OffPolicyCorrection("reject", low=3)
+
+
+def test_an_argument_that_is_not_there_is_refused_with_the_nearest() -> None:
+    with pytest.raises(TypeError, match=r"GRPO has no argument 'group'; did you mean groups\?"):
+        GRPO(group=4)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"KlPenalty has no argument 'coef'$"):
+        KlPenalty(coef=4)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="invalid mlp=1 of LoRA: expected True or False"):
+        LoRA(mlp=1)  # type: ignore[arg-type]
