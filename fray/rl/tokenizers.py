@@ -41,9 +41,17 @@ class Tokenizer(Protocol):
 
 
 def save_char_tokenizer(tokenizer: CharTokenizer, directory: str | Path) -> None:
-    """Write a tokenizer of characters into the directory of its model."""
+    """Write a tokenizer of characters into the directory of its model, also for ``transformers``."""
     of_chars = {"chars": tokenizer.chars, "eos": tokenizer.eos}
     Path(directory, CHAR_FILE).write_text(json.dumps(of_chars))
+    # A character without a token is an error there, too: there is none for unknown ones.
+    ids = {char: number for number, char in enumerate(tokenizer.chars)}
+    pieces = {"type": "Split", "pattern": {"String": ""}, "behavior": "Isolated", "invert": False}
+    words = {"type": "WordLevel", "vocab": ids, "unk_token": ""}
+    hub = {"version": "1.0", "added_tokens": [], "pre_tokenizer": pieces, "decoder": {"type": "Fuse"}, "model": words}
+    Path(directory, FILES[0]).write_text(json.dumps(hub))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": tokenizer.eos, "pad_token": tokenizer.eos}
+    Path(directory, FILES[1]).write_text(json.dumps({**config, "clean_up_tokenization_spaces": False}))
 
 
 def saved_char_tokenizer(directory: str | Path) -> CharTokenizer | None:

@@ -21,6 +21,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fray.tinker.core.engine_scale import EngineRange
     from fray.tinker.opentinker.client import (
         HTTPTrainingClient,
         InferenceSchedulerClient,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "DataProto": "wire.dataproto",
+    "EngineRange": "core.engine_scale",
     "HTTPTrainingClient": "opentinker.client",
     "InferenceSchedulerClient": "opentinker.client",
     "SchedulerClient": "opentinker.client",
@@ -44,6 +46,7 @@ _MODULES = {
 
 __all__ = [
     "DataProto",
+    "EngineRange",
     "HTTPTrainingClient",
     "InferenceSchedulerClient",
     "SchedulerClient",

@@ -64,6 +64,9 @@ class AdapterEngine:
         self._runner = AdapterRunner(model, directory, settings)
         self._turns = FairTurns()
         self._granted: dict[EngineTurn, trio.Event] = {}
+        self._asked_at: dict[EngineTurn, float] = {}
+        self._waited = 0.0
+        """Seconds that turns have waited, those in `_asked_at` not counted."""
         self._room = trio.Event()
         self._locks: dict[str, trio.Lock] = {}
         self._numbers = itertools.count()
@@ -95,15 +98,38 @@ class AdapterEngine:
                     self._locks.pop(model_id, None)
 
     async def remove_adapter(self, model_id: str) -> None:
-        """Remove a model with its snapshots, if it is there. What it has saved stays."""
+        """Remove a model with its snapshots, also those of another engine. What it has saved stays."""
         model = self._runner.models.get(model_id)
         if model is None:
+            await trio.to_thread.run_sync(self._runner.remove, model_id)
             return
         async with self._locks[model_id]:
             await self._compute([model.user], lambda: partial(self._runner.remove, model_id))
             self._residency.drop(model_id)
             self._room.set()
         self._locks.pop(model_id, None)
+
+    async def release_adapter(self, model_id: str) -> str:
+        """Write a snapshot of a model and forget the model, so that another engine of the directory continues with it.
+
+        It has all requests whose answers the caller has; none of its requests may be under way.
+
+        Returns:
+            Why the snapshot cannot be written, in which case the model stays; empty: it has gone.
+
+        Raises:
+            EngineRestarted: there is no such model.
+        """
+        user = self._model(model_id).user
+        async with self._locks[model_id]:
+            async with self._resident(model_id):
+                error = await self._compute([user], lambda: partial(self._runner.release, model_id))
+            if not error:
+                self._residency.drop(model_id)
+                self._room.set()
+        if not error:
+            self._locks.pop(model_id, None)
+        return error
 
     async def execute(self, model_id: str, seq: int, operation: AdapterOperation) -> OperationResult:
         """Execute a request of a model, each number once.
@@ -269,7 +295,7 @@ class AdapterEngine:
     async def info(self) -> dict[str, Any]:
         """Return facts: ``max_length`` and ``vocabulary_size`` of the base model, ``slice_tokens`` of training,
         names of the adapters ``resident`` in memory and of the models ``offloaded``, ``seconds`` of computation by
-        user."""
+        user, ``waited`` seconds of all turns together, users who wait ``behind`` others, ``slots`` for samples."""
         resident = set(self._runner.resident)
         return {
             "max_length": self._runner.max_length,
@@ -278,6 +304,9 @@ class AdapterEngine:
             "resident": sorted(resident),
             "offloaded": sorted(self._runner.models.keys() - resident),
             "seconds": dict(self._turns.seconds),
+            "waited": self._waited + sum(trio.current_time() - asked for asked in self._asked_at.values()),
+            "behind": self._turns.behind(),
+            "slots": self._runner.slots,
         }
 
     # Turns ------------------------------------------------------------------------------------------------------------
@@ -298,6 +327,7 @@ class AdapterEngine:
         """Call what ``begin`` returns in a thread, when it is the users' turn."""
         turn = self._turns.ask(users)
         granted = self._granted[turn] = trio.Event()
+        self._asked_at[turn] = trio.current_time()
         self._grant()
         try:
             await granted.wait()
@@ -309,6 +339,8 @@ class AdapterEngine:
                 del self._granted[turn]
                 self._turns.withdraw(turn)
             raise
+        finally:
+            self._waited += trio.current_time() - self._asked_at.pop(turn)
         began = time.perf_counter()
         try:
             # Not before: which adapters are used changes while a turn is waited for.

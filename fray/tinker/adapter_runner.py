@@ -133,6 +133,7 @@ class AdapterRunner:
         self._trainer = AdapterTrainer(lm, slice_tokens=self.slice_tokens)
         self._adapters = self._trainer.adapters
         self._engine = Engine(lm, VersionName(0, 0), slots=settings.slots, adapters=self._adapters)
+        self.slots = settings.slots
         self._directory, self._clock = directory, clock
         self._offloaded_folder = f"offloaded{f'-{settings.number}' if settings.number else ''}"
         self.max_length, self.vocabulary_size = lm.max_length, lm.vocabulary_size
@@ -157,7 +158,7 @@ class AdapterRunner:
         model = TrainedModel(model_id, user, lora)
         found = [
             (number, path)
-            for path, number in checkpoint_directories(self._snapshots_of(model))
+            for path, number in checkpoint_directories(self._snapshots_of(model_id))
             if (path / SNAPSHOT_FILE).is_file()
         ]
         if found:
@@ -174,13 +175,27 @@ class AdapterRunner:
 
     def remove(self, model_id: str) -> None:
         """Remove a model, its snapshots included."""
-        model = self.models.pop(model_id, None)
-        if model is not None:
-            if model_id in self.resident:
-                self.resident.discard(model_id)
-                self._trainer.remove(model_id)
-            for place in (self._snapshots_of(model), self._offloaded(model_id)):
-                shutil.rmtree(place, ignore_errors=True)
+        check_name("model_id", model_id)
+        if self.models.pop(model_id, None) is not None and model_id in self.resident:
+            self.resident.discard(model_id)
+            self._trainer.remove(model_id)
+        for place in (self._snapshots_of(model_id), self._offloaded(model_id)):
+            shutil.rmtree(place, ignore_errors=True)
+
+    def release(self, model_id: str) -> str:
+        """Write a snapshot of a model and forget the model; return why it stays, empty: it has gone."""
+        model = self.models[model_id]
+        if model.seq > model.snapshot:
+            self._bring(model_id)
+            self._take_snapshot(model)
+            if model.snapshot_error:
+                return model.snapshot_error
+        del self.models[model_id]
+        if model_id in self.resident:
+            self.resident.discard(model_id)
+            self._trainer.remove(model_id)
+        shutil.rmtree(self._offloaded(model_id), ignore_errors=True)
+        return ""
 
     # Requests ---------------------------------------------------------------------------------------------------------
 
@@ -259,7 +274,7 @@ class AdapterRunner:
         shutil.rmtree(self._directory / path, ignore_errors=True)
 
     def _take_snapshot(self, model: TrainedModel) -> None:
-        began, place = self._clock(), self._snapshots_of(model)
+        began, place = self._clock(), self._snapshots_of(model.name)
         try:
             unfinished = begin_checkpoint(place, model.seq)
             with saving(f"the snapshot of request {model.seq}", unfinished):
@@ -306,8 +321,8 @@ class AdapterRunner:
     def _offloaded(self, model_id: str) -> Path:
         return self._directory / model_id / self._offloaded_folder
 
-    def _snapshots_of(self, model: TrainedModel) -> Path:
-        return self._directory / model.name / "snapshots"
+    def _snapshots_of(self, model_id: str) -> Path:
+        return self._directory / model_id / "snapshots"
 
     # Samples ----------------------------------------------------------------------------------------------------------
 

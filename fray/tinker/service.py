@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
@@ -29,6 +29,7 @@ from fray.rl.http_access.access import ACCESS_DIRECTORY, AUTHORITY_FILE, LOOPBAC
 from fray.rl.http_access.place import place_of, reached_at
 from fray.rl.model_spec import ModelSpec, TinyLlama
 from fray.tinker.api_store import TinkerStore
+from fray.tinker.core.engine_scale import EngineRange
 from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits
 from fray.tinker.engine_runner import EnginePlan
 from fray.tinker.opentinker.answers import Unprocessable, refuse, refuse_body, refuse_store
@@ -69,7 +70,7 @@ class ServiceSettings:
         session_s: seconds without a heartbeat after which a session of the Tinker API ends.
         tls: files with the certificate and its key.
         has_own_authority: without ``tls``, certificates are of an authority in the directory; else HTTP without TLS.
-        engines: of each base model, for the Tinker API.
+        engines: of each base model, for the Tinker API, and when their number changes.
     """
 
     directory: Path
@@ -82,7 +83,7 @@ class ServiceSettings:
     session_s: float
     tls: tuple[Path, Path] | None = None
     has_own_authority: bool = False
-    engines: int = 1
+    engines: EngineRange = field(factory=EngineRange)
 
 
 class TrainingService:
@@ -294,7 +295,7 @@ async def serve(
     auth: bool | None = None,
     open_registration: bool | None = None,
     virtual_gpus: int = 0,
-    engines: int = 1,
+    engines: int | EngineRange = 1,
     threads: int | None = None,
     resources: ResourceConfig | None = None,
     session_s: float = 300.0,
@@ -320,7 +321,8 @@ async def serve(
         open_registration: ``POST /register`` makes users. Default: on loopback.
         virtual_gpus: CPU engines that count as GPUs, for clients that ask for some; a job then has one by default.
         engines: processes with each base model, for the Tinker API. Each model is trained by one of them; samples are
-            made by any, and by another one at once when one is killed.
+            made by any, and by another one at once when one is killed. An `EngineRange` has their number follow the
+            load.
         threads: of each engine's computation; None: as many as torch takes.
         resources: that each engine reserves. Default: 1 CPU and 2 GB.
         session_s: seconds without a heartbeat after which a session of the Tinker API ends.
@@ -335,8 +337,10 @@ async def serve(
             off beyond loopback, an invalid host, or a certificate that cannot be used.
         ExceptionGroup: of OSError: the port is taken.
     """
-    if engines < 1:
-        raise InvalidRequest(f"engines={engines}: expected at least 1")
+    if isinstance(engines, int):
+        if engines < 1:
+            raise InvalidRequest(f"engines={engines}: expected at least 1")
+        engines = EngineRange(engines, engines)
     is_loopback = host in LOOPBACK
     if auth is False and not is_loopback:
         raise InvalidRequest(f"auth=False with host={host!r}: beyond loopback keys are required")

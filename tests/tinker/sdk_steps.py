@@ -1,4 +1,4 @@
-"""Takes forty steps of training through the Tinker SDK, one after another; prints the losses as JSON."""
+"""Takes forty steps of training through the Tinker SDK, one after another; prints losses and tokens as JSON."""
 
 from __future__ import annotations
 
@@ -17,4 +17,10 @@ for _ in range(40):
     step = training.optim_step(types.AdamParams(learning_rate=1e-2))
     losses.append(result.result().metrics["loss:sum"])
     step.result()
-print(json.dumps({"losses": losses}))
+# The service has the tokenizer of such a model in a directory, which a sampler takes in the place of the name.
+tokenizers = [training.get_tokenizer()]
+model = training.get_info().model_data.tokenizer_id
+tokenizers.append(made(service.create_sampling_client(base_model=model)).get_tokenizer())
+found = [each.encode("407> $", add_special_tokens=False) for each in tokenizers]
+assert tokenizers[0].decode(found[0]) == "407> $"
+print(json.dumps({"losses": losses, "tokenizers": found}))

@@ -61,6 +61,36 @@ async def test_weights_saved_and_loaded_continue_as_if_they_had_not_been(tmp_pat
     assert losses_of(answers)[-1] != pytest.approx(expected[-1], abs=1e-6)
 
 
+async def test_a_model_that_is_released_continues_in_another_engine_of_the_directory(tmp_path: Path) -> None:
+    operations = operations_of(1, 4)
+    alone = engine_at(tmp_path / "alone")
+    await alone.create_adapter("m", "ada", lora_of(1))
+    expected = losses_of(await executed(alone, "m", operations))
+    first, second = engine_at(tmp_path, number=0), engine_at(tmp_path, number=1)
+    assert await first.create_adapter("m", "ada", lora_of(1)) == -1
+    # In the middle of a step: the gradients go, too.
+    found = losses_of(await executed(first, "m", operations[:4]))
+    assert await first.release_adapter("m") == ""
+    assert "m" not in (await first.info())["resident"]
+    assert await second.create_adapter("m", "ada", lora_of(1)) == 4, "nothing is executed again"
+    assert found + losses_of(await executed(second, "m", operations[4:], 4)) == expected
+    # It is removed by whatever engine is asked.
+    assert await second.release_adapter("m") == ""
+    assert (tmp_path / "m/snapshots").exists()
+    await first.remove_adapter("m")
+    assert not (tmp_path / "m/snapshots").exists()
+
+
+async def test_a_model_whose_snapshot_cannot_be_written_is_not_released(tmp_path: Path) -> None:
+    engine = engine_at(tmp_path)
+    await engine.create_adapter("m", "ada", lora_of(1))
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/snapshots").write_text("in the way")
+    await executed(engine, "m", [batch_of(1)])
+    assert "m/snapshots" in await engine.release_adapter("m")
+    await executed(engine, "m", [STEP], 1)
+
+
 async def test_eight_adapters_together_have_the_losses_of_each_alone(tmp_path: Path) -> None:
     operations = [operations_of(number, 20) for number in range(8)]
     alone, together = {}, {}

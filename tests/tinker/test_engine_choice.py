@@ -40,6 +40,9 @@ def test_a_new_model_is_trained_where_the_fewest_are(engines: list[EngineLoad], 
         ([EngineLoad(has_weights=False), EngineLoad(samples=LOAD_COST - 1)], 1),
         ([EngineLoad(has_weights=False), EngineLoad(samples=LOAD_COST + 1)], 0),
         ([EngineLoad(has_weights=False), EngineLoad(has_weights=False, samples=1)], 0),
+        # One that trains a model without a pause has turns for samples now and then.
+        ([EngineLoad(is_queued=True), EngineLoad(samples=LOAD_COST - 1)], 1),
+        ([EngineLoad(is_queued=True), EngineLoad(samples=LOAD_COST + 1)], 0),
     ],
 )
 def test_samples_are_made_where_the_least_is_to_do_and_the_weights_are(

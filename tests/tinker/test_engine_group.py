@@ -1,9 +1,10 @@
-"""Several engines of one base model: models are trained by one each, samples go to another when one is killed."""
+"""Several engines of one base model: for its models, for samples when one is killed, and as many as the load needs."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,16 +16,18 @@ pytest.importorskip("google.protobuf")
 import fray
 from fray.tinker.adapter_runner import ENGINE_FILE
 from fray.tinker.api_store import TinkerStore
+from fray.tinker.core.engine_scale import EngineRange
+from fray.tinker.core.keys import ServiceUser
 from fray.tinker.tinker_api.base_engine import AdapterPlan
 from fray.tinker.tinker_api.tinker_runs import TinkerRuns
-from tests.tinker.runs_api import MODEL, RunsApi
+from tests.tinker.runs_api import ADA, MODEL, RunsApi
 from tests.tinker.services import warm_cluster
 
 pytestmark = pytest.mark.torch
 
 
 async def test_samples_of_a_killed_engine_are_made_by_another_at_once_with_the_same_tokens(tmp_path: Path) -> None:
-    plan = AdapterPlan({"tiny": MODEL}, tmp_path / "engines", threads=1, engines=2)
+    plan = AdapterPlan({"tiny": MODEL}, tmp_path / "engines", threads=1, engines=EngineRange(2, 2))
     store = TinkerStore(tmp_path)
     async with warm_cluster() as cluster, trio.open_nursery() as nursery:
         api = RunsApi(TinkerRuns(store, plan))
@@ -65,7 +68,7 @@ async def test_samples_of_a_killed_engine_are_made_by_another_at_once_with_the_s
 
 async def test_a_client_gets_the_reason_for_which_the_model_of_an_engine_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    plan = AdapterPlan({"tiny": str(tmp_path / "empty")}, tmp_path / "engines", threads=1, engines=2)
+    plan = AdapterPlan({"tiny": str(tmp_path / "empty")}, tmp_path / "engines", threads=1, engines=EngineRange(2, 2))
     store = TinkerStore(tmp_path)
     async with fray.open_cluster("local", logs=False) as cluster, trio.open_nursery() as nursery:
         api = RunsApi(TinkerRuns(store, plan))
@@ -75,5 +78,99 @@ async def test_a_client_gets_the_reason_for_which_the_model_of_an_engine_cannot_
         for answer in answers:
             assert answer["category"] == "server"
             assert str(tmp_path / "empty") in answer["error"], answer
+        nursery.cancel_scope.cancel()
+    store.close()
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    while not is_so():  # noqa: ASYNC110 (there is no event for it)
+        await trio.sleep(0.05)
+
+
+class Trained:
+    """Three models in a service of their own, and the losses of each."""
+
+    def __init__(self, api: RunsApi) -> None:
+        self.api = api
+        self.losses: list[list[float]] = []
+        self.models: list[str] = []
+
+    async def create(self) -> None:
+        self.models = [await self.api.create(number) for number in range(3)]
+        self.losses = [[] for _ in self.models]
+
+    async def train(self, number: int, is_done: Callable[[], bool]) -> None:
+        """Train one, a step at a time, at least one."""
+        model, losses = self.models[number], self.losses[number]
+        while not losses or not is_done():
+            seq = 2 * len(losses) + 1
+            losses.append((await self.api.forward(model, seq, 100))["metrics"]["loss:sum"])
+            await self.api.ask("optim_step", model, seq + 1, adam_params={"learning_rate": 0.01})
+
+    async def train_all(self, is_done: Callable[[], bool]) -> None:
+        async with trio.open_nursery() as nursery:
+            for number in range(3):
+                nursery.start_soon(self.train, number, is_done)
+
+
+async def test_engines_come_and_go_with_the_load_take_models_over_and_change_no_result(tmp_path: Path) -> None:
+    plan = AdapterPlan({"tiny": MODEL}, tmp_path / "a", threads=1, engines=EngineRange(1, 2, queue_s=1.0, idle_s=2.0))
+    store = TinkerStore(tmp_path)
+    async with warm_cluster() as cluster, trio.open_nursery() as nursery:
+        trained = Trained(RunsApi(TinkerRuns(store, plan)))
+        await nursery.start(trained.api.runs.run, cluster)
+        await trained.create()
+        (group,) = trained.api.runs.groups.values()
+        first = group.engines[0]
+        assert first.models == set(trained.models)
+
+        await trained.train_all(lambda: len(group.engines) == 2 and all(each.models for each in group.engines))
+        counts = [len(each) for each in trained.losses]
+        await trained.train_all(lambda: min(map(len, trained.losses)) >= max(counts) + 3)
+        second = next(each for each in group.engines if each is not first)
+        assert second.seconds > 0, "it computes"
+
+        await until(lambda: len(group.engines) == 1)
+        (left,), (ended,) = group.engines, {first, second} - set(group.engines)
+        assert left.models == set(trained.models)
+        await until(lambda: ended.has_ended)
+        names = [each.name for each in await cluster.list_jobs() if each.state.value == "running"]
+        assert sum(name.startswith("tinker-engine-tiny") for name in names) == 1, "its process has ended"
+        counts = [len(each) for each in trained.losses]
+        await trained.train_all(lambda: min(map(len, trained.losses)) > max(counts))
+        nursery.cancel_scope.cancel()
+    store.close()
+
+    (tmp_path / "alone").mkdir()
+    store = TinkerStore(tmp_path / "alone")
+    async with warm_cluster() as cluster, trio.open_nursery() as nursery:
+        alone = Trained(RunsApi(TinkerRuns(store, AdapterPlan({"tiny": MODEL}, tmp_path / "b", threads=1))))
+        await nursery.start(alone.api.runs.run, cluster)
+        await alone.create()
+        for number, losses in enumerate(trained.losses):
+            await alone.train(number, lambda: len(alone.losses[number]) == len(losses))  # noqa: B023
+        nursery.cancel_scope.cancel()
+    store.close()
+    assert trained.losses == alone.losses
+
+
+async def test_a_future_says_that_users_who_were_served_less_come_first(tmp_path: Path) -> None:
+    store = TinkerStore(tmp_path)
+    async with warm_cluster() as cluster, trio.open_nursery() as nursery:
+        runs = TinkerRuns(store, AdapterPlan({"tiny": MODEL}, tmp_path / "engines", threads=1))
+        await nursery.start(runs.run, cluster)
+        apis = [RunsApi(runs, user) for user in (ADA, ServiceUser("user_2", "bob", "", 0.0))]
+        models = [await api.create(0) for api in apis]
+        seen = set[tuple[str, str]]()
+        for seq in range(1, 200):
+            futures = [
+                (api.user, await api.submit_forward(model, seq, 200)) for api, model in zip(apis, models, strict=True)
+            ]
+            for user, future in futures:
+                while (answer := await runs.answer(user, future, 0.05)).get("type") == "try_again":
+                    seen.add((answer["queue_state"], answer["queue_state_reason"].partition(" before")[0]))
+            if any(state == "paused_rate_limit" for state, _ in seen):
+                break
+        assert ("paused_rate_limit", "1 users come first, who were served less than you") in seen, seen
         nursery.cancel_scope.cancel()
     store.close()

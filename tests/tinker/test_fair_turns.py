@@ -17,6 +17,23 @@ ACTIONS = st.one_of(
 )
 
 
+def test_users_are_behind_those_who_wait_and_were_served_less() -> None:
+    turns = FairTurns()
+    for user, seconds in (("ada", 3.0), ("bob", 1.0), ("eve", 1.0)):
+        turns.ask([user])
+        turns.next()
+        turns.end(seconds)
+    turns.ask(["ada"])
+    assert turns.behind() == {}, "only one waits"
+    turns.ask(["bob", "eve"])
+    assert turns.behind() == {"ada": 2}
+    turns.next()
+    assert turns.behind() == {"ada": 2}, "they are served now"
+    turns.end(0.5)
+    turns.next()
+    assert turns.behind() == {}
+
+
 @given(st.lists(ACTIONS, max_size=60))
 def test_the_turn_of_the_least_served_user_is_next_as_in_a_list(actions: list[list[str] | str | float]) -> None:
     turns = FairTurns()

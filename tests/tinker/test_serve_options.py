@@ -26,6 +26,15 @@ pytestmark = pytest.mark.torch
     [
         (["--limit", "x=1"], "--limit x=1: expected NAME=N with N of at least 1 and one of body_bytes, "),
         (["--limit", "jobs=0"], "--limit jobs=0: expected NAME=N with N of at least 1 and one of body_bytes, "),
+        (["--engines", "0"], "--engines 0: expected MIN..MAX with MIN of at least 1 and MAX of at least MIN, and "),
+        (
+            ["--engines", "3..2"],
+            "--engines 3..2: expected MIN..MAX with MIN of at least 1 and MAX of at least MIN, and ",
+        ),
+        (["--engines", "2.."], "--engines 2..: expected a number, or MIN..MAX as in 1..4"),
+        (["--engines", "many"], "--engines many: expected a number, or MIN..MAX as in 1..4"),
+        (["--engines", "1..2", "--engine-idle", "0s"], "--engines 1..2: expected MIN..MAX with MIN of at least 1 and "),
+        (["--engine-queue", "soon"], "--engine-queue 'soon' is not a valid duration; examples: 30s, 10m, 2h, 1d"),
         (["--client-grace", "1y"], "--client-grace '1y' is not a valid duration; examples: 30s, 10m, 2h, 1d"),
         (["--tls-cert", "a.pem"], "--tls-cert and --tls-key belong together: the certificate and its key, in PEM"),
     ],

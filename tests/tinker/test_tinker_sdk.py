@@ -320,6 +320,7 @@ async def test_kills_of_engine_and_service_change_no_result(tmp_path: Path) -> N
         assert not result, "the client has not ended yet"
         await kill("tinker-service")
     close(result["losses"], reference(40, rl.LoRA(8, seed=3))[0])
+    assert result["tokenizers"] == [MODEL.tokenizer.encode("407> $")] * 2
 
 
 @pytest.mark.within(120)

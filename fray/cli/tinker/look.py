@@ -39,7 +39,7 @@ def top(options: argparse.Namespace) -> int:
             if options.json:
                 say_json({**status, "jobs": jobs})
             else:
-                lines = [*_user_lines(status["users"]), *_engine_lines(status["engines"]), "", *_job_lines(jobs)]
+                lines = [*_user_lines(status["users"]), *_engine_lines(status), "", *_job_lines(jobs)]
                 lines += _run_lines(status)
                 (say if options.once else say_screen)(lines)
             sys.stdout.flush()
@@ -135,15 +135,22 @@ def _run_pairs(run: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _engine_lines(engines: Sequence[dict[str, Any]]) -> list[str]:
-    return [
+def _engine_lines(status: dict[str, Any]) -> list[str]:
+    # Those whose number is fixed are all listed.
+    groups = [
+        f"engines of {each['base_model']}: {each['count']} of {each['least']} to {each['most']}"
+        + (f"; {each['explanation']}" if each["explanation"] else "")
+        for each in status["engine_groups"]
+        if each["least"] < each["most"]
+    ]
+    return groups + [
         f"engine{f' {number}' if (number := each['number']) else ''} of {each['base_model']}: "
         + (
-            f"{each['resident']} adapters resident, {each['offloaded']} offloaded"
+            f"{each['resident']} adapters resident, {each['offloaded']} offloaded, {each['queued']:.1f} requests queued"
             if each["is_up"]
-            else each["error"] or "is being started"
+            else each["error"] or each["starting"]
         )
-        for each in engines
+        for each in status["engines"]
     ]
 
 

@@ -32,10 +32,21 @@ def add_tinker(verbs: Verbs) -> None:
     parser.add_argument("--open-registration", action="store_true", help="POST /register makes users beyond loopback")
     parser.add_argument(
         "--engines",
-        type=int,
-        default=1,
-        metavar="N",
-        help="processes with each base model, for the Tinker SDK (default: %(default)s)",
+        default="1",
+        metavar="N|MIN..MAX",
+        help="processes with each base model, for the Tinker SDK; 1..4: as the load needs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--engine-queue",
+        default="10s",
+        metavar="SPAN",
+        help="requests that have queued for so long start another engine, up to MAX (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--engine-idle",
+        default="5m",
+        metavar="SPAN",
+        help="an engine without requests for so long ends, down to MIN (default: %(default)s)",
     )
     parser.add_argument(
         "--virtual-gpus", type=int, default=0, metavar="N", help="CPU engines that count as GPUs, for some clients"

@@ -21,6 +21,7 @@ async def serve(options: argparse.Namespace) -> int:
         from fray.tinker.service import serve as serve_training
     if bool(options.tls_cert) != bool(options.tls_key):
         raise InvalidRequest("--tls-cert and --tls-key belong together: the certificate and its key, in PEM")
+    engines = _engines(options)
     limits, grace_s = _limits(options.limit), span_of(options.client_grace, "--client-grace")
     spec = options.cluster or default_spec()
     # Threads of one process cannot be engines: on one machine, each is a process.
@@ -34,7 +35,7 @@ async def serve(options: argparse.Namespace) -> int:
             auth=True if options.auth else None,
             open_registration=True if options.open_registration else None,
             virtual_gpus=options.virtual_gpus,
-            engines=options.engines,
+            engines=engines,
             user_limits=limits,
             client_grace_s=grace_s or 0.0,
             tls=(options.tls_cert, options.tls_key) if options.tls_cert else None,
@@ -53,6 +54,23 @@ async def serve(options: argparse.Namespace) -> int:
                     note(f"key of {name}: {key}")
             await trio.sleep_forever()
     return 0
+
+
+def _engines(options: argparse.Namespace) -> Any:
+    """Return the number of engines of ``--engines``. Raises InvalidRequest."""
+    from fray.tinker.core.engine_scale import EngineRange
+
+    least, _, most = options.engines.partition("..")
+    if not least.isdecimal() or not (most or least).isdecimal() or options.engines.endswith("."):
+        raise InvalidRequest(f"--engines {options.engines}: expected a number, or MIN..MAX as in 1..4")
+    queue_s, idle_s = span_of(options.engine_queue, "--engine-queue"), span_of(options.engine_idle, "--engine-idle")
+    try:
+        return EngineRange(int(least), int(most or least), queue_s or 0.0, idle_s or 0.0)
+    except ValueError:
+        raise InvalidRequest(
+            f"--engines {options.engines}: expected MIN..MAX with MIN of at least 1 and MAX of at least MIN, and "
+            "--engine-queue and --engine-idle above 0"
+        ) from None
 
 
 def _limits(pairs: Sequence[str]) -> Any:

@@ -20,6 +20,7 @@ class EngineLoad:
         models: that it trains.
         samples: that it has under way.
         has_weights: those that are asked for are in its memory.
+        is_queued: its work waits for other work.
     """
 
     is_up: bool = True
@@ -27,6 +28,7 @@ class EngineLoad:
     models: int = 0
     samples: int = 0
     has_weights: bool = True
+    is_queued: bool = False
 
 
 def engine_for_model(engines: Sequence[EngineLoad]) -> int:
@@ -37,12 +39,13 @@ def engine_for_model(engines: Sequence[EngineLoad]) -> int:
 def engine_for_samples(engines: Sequence[EngineLoad]) -> int | None:
     """Return the engine that makes samples; None: none is up.
 
-    It is the one with the fewest samples under way, where `LOAD_COST` more are better than reading the weights; of
-    equals the one that trains the fewest models.
+    It is the one with the fewest samples under way, where `LOAD_COST` more are better than reading the weights, or than
+    waiting for other work; of equals the one that trains the fewest models.
     """
 
     def cost(number: int) -> tuple[int, int, int]:
         load = engines[number]
-        return load.samples + (0 if load.has_weights else LOAD_COST), load.models, number
+        more = LOAD_COST * ((not load.has_weights) + load.is_queued)
+        return load.samples + more, load.models, number
 
     return min((number for number, load in enumerate(engines) if load.is_up), key=cost, default=None)

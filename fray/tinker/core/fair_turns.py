@@ -63,5 +63,12 @@ class FairTurns:
             self._levels[user] += seconds / len(users)
             self.seconds[user] = self.seconds.get(user, 0.0) + seconds / len(users)
 
+    def behind(self) -> dict[str, int]:
+        """Return the users who wait for others who were served less, with the number of these others."""
+        waiting = {user for turn in self._waiting for user in turn.users}
+        served = waiting.union(self._current.users if self._current else ())
+        found = {user: sum(self._levels[other] < self._levels[user] for other in served) for user in waiting}
+        return {user: count for user, count in found.items() if count}
+
     def _level(self, turn: EngineTurn) -> float:
         return min(self._levels[user] for user in turn.users)

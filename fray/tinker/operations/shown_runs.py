@@ -29,12 +29,25 @@ def shown_runs(runs: TinkerRuns, is_visible: IsVisible, name_of: NameOf) -> dict
                 "number": engine.number,
                 "is_up": engine.is_up,
                 "starts": engine.starts,
+                "models": len(engine.models),
+                "queued": round(engine.queued + engine.samples_queued, 2),
+                "starting": "" if engine.is_up or engine.failure else engine.starting,
                 "resident": len(engine.info.get("resident", ())),
                 "offloaded": len(engine.info.get("offloaded", ())),
                 "error": engine.failure,
             }
             for engines in runs.engines.values()
             for engine in engines
+        ],
+        "engine_groups": [
+            {
+                "base_model": group.base_model,
+                "count": len(group.engines),
+                "least": runs.plan.engines.least,
+                "most": runs.plan.engines.most,
+                "explanation": group.explanation(),
+            }
+            for group in runs.groups.values()
         ],
         "models": [
             shown_model(runs, each, name_of)
@@ -57,7 +70,9 @@ def shown_model(runs: TinkerRuns, model: TinkerModel, name_of: NameOf) -> dict[s
         "place": _place(runs, model.base_model, engine_name(model.id)),
         "requests": run.ledger.last if run else None,
         "executed": run.executed if run else None,
-        "activity": run.activity() if run else "its session has ended, or it was unloaded",
+        "activity": _with_queue(runs, model.base_model, run.activity())
+        if run
+        else "its session has ended, or it was unloaded",
         "created_at": model.created_at,
     }
 
@@ -69,6 +84,8 @@ def shown_sampler(runs: TinkerRuns, sampler: TinkerSampler, name_of: NameOf) -> 
     activity = f"{waiting} requests for samples wait" if waiting else "waits for its client's next request"
     if waiting and engines and not any(engine.is_up for engine in engines):
         activity += f": {engines[0].starting}"
+    elif waiting:
+        activity = _with_queue(runs, sampler.base_model, activity)
     return {
         "sampler_id": sampler.id,
         "user": name_of(sampler.user_id),
@@ -90,6 +107,12 @@ def shown_checkpoint(checkpoint: TinkerCheckpoint, name_of: NameOf) -> dict[str,
         "expires_at": checkpoint.expires_at,
         "is_public": checkpoint.is_public,
     }
+
+
+def _with_queue(runs: TinkerRuns, base_model: str, activity: str) -> str:
+    """Return what a model or sampler does, with the reason for which its requests may queue."""
+    reason = group.explanation() if (group := runs.groups.get(base_model)) else ""
+    return f"{activity}; at the engines of {base_model}, {reason}" if reason else activity
 
 
 def _place(runs: TinkerRuns, base_model: str, name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -98,6 +99,12 @@ class ModelRun:
         self.scope = trio.CancelScope()
         self.failure = ""
         self._snapshot_error = ""
+        self.target: BaseEngine | None = None
+        """Engine that trains it from its next request on; None: the same."""
+        self.move_error = ""
+        """Reason for which it could not move."""
+        self.worked_at = -math.inf
+        """Time at which its last request was executed, in seconds of Trio's clock."""
 
     async def receive(self, kind: str, seq: int, body: bytes, digest: str, has_effect: bool) -> bool:
         """Take a request; return whether it is new. Returns once it is on disk.
@@ -133,9 +140,19 @@ class ModelRun:
             return "active", f"request {seq} waits for request {gap}, which has not come"
         if self._store.trouble:
             return "paused_capacity", self._store.trouble
-        if not self.engine.is_up:
-            return "paused_capacity", self.engine.starting
-        return "active", f"{seq - self.ledger.applied - 1} requests of this model are before it"
+        state, reason = self.engine.queue_state(self.model.user_id)
+        return state, reason or f"{seq - self.ledger.applied - 1} requests of this model are before it"
+
+    @property
+    def has_work(self) -> bool:
+        """Return whether a request is executed or waits for the engine."""
+        return self.ledger.next_seq() is not None
+
+    def move_to(self, engine: BaseEngine) -> None:
+        """Have another engine train the model: between two requests, with a snapshot, or when its engine is lost."""
+        self.target = engine
+        engine.models.add(self.model.id)
+        self._wake()
 
     @property
     def executed(self) -> int:
@@ -163,11 +180,15 @@ class ModelRun:
             incarnation = 0
             while True:
                 try:
+                    if self.target is not None:
+                        self._leave_for(self.target)
+                        incarnation = 0
                     incarnation, engine = await self.engine.up(incarnation)
                     lora = LoRA(**self.model.lora)
                     applied = await engine.create_adapter(engine_name(self.model.id), self.model.user_id, lora)
                     self.ledger.rewind(applied)
                     await self._execute(engine)
+                    continue
                 except (ActorDied, EngineRestarted):
                     continue
                 except EngineFailed as error:
@@ -176,13 +197,30 @@ class ModelRun:
                     log.exception("model %s failed", self.model.id)
                     self.failure = f"{type(error).__name__}: {error}"
                 break
+        if self.target is not None:
+            self.target.models.discard(self.model.id)
         for seq, entry in self.ledger.entries.items():
             if entry.answer is None:
                 self._on_answer(seq)
 
+    def _leave_for(self, target: BaseEngine) -> None:
+        self.engine.models.discard(self.model.id)
+        self.engine, self.target = target, None
+
+    async def _release(self, engine: Any, target: BaseEngine) -> bool:
+        """Have the engine write a snapshot and forget the model; False: it keeps the model."""
+        self.move_error = await engine.release_adapter(engine_name(self.model.id))
+        if self.move_error:
+            target.models.discard(self.model.id)
+            self.target = None
+        return not self.move_error
+
     async def _execute(self, engine: Any) -> None:
+        """Execute requests until the model moves to another engine."""
         store, forgotten = self._store, -1
         while True:
+            if self.target is not None and await self._release(engine, self.target):
+                return
             seq = self.ledger.next_seq()
             if seq is None or seq in self._writing:
                 await self._changed.wait()
@@ -195,6 +233,7 @@ class ModelRun:
                 await store.keep(store.set_answer, self.model.id, seq, answer, entry.has_effect and has_effect)
                 if self._small_body[0] == seq:
                     self.small_answer = (seq, answer)
+            self.worked_at = trio.current_time()
             if self.ledger.finish(seq, True):
                 entry.has_effect = entry.has_effect and has_effect
                 self._on_answer(seq)

@@ -90,7 +90,7 @@ def tinker_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
             "model_data": {
                 "arch": "causal-lm",
                 "model_name": model.base_model,
-                "tokenizer_id": runs.tokenizer_id(model.base_model),
+                "tokenizer_id": runs.plan.tokenizer_id(model.base_model),
             },
         }
 
@@ -144,7 +144,7 @@ def tinker_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
     async def get_sampler(request: Request, user: ServiceUser) -> Response:
         sampler = runs.sampler(user, request.path_params["sampler_id"])
         # The SDK looks for the tokenizer of a sampler by this name.
-        base_model = runs.tokenizer_id(sampler.base_model) or sampler.base_model
+        base_model = runs.plan.tokenizer_id(sampler.base_model)
         return JSONResponse({"sampler_id": sampler.id, "base_model": base_model, "model_path": sampler.model_path})
 
     async def retrieve_future(request: Request, user: ServiceUser) -> Response:

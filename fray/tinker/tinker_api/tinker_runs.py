@@ -68,7 +68,7 @@ class TinkerRuns:
         self._samples: dict[str, SampleLedger] = {}
         self._direct: dict[tuple[str, str, str | None], str] = {}
         """Sampler of each user, base model and weights for requests that name no sampler."""
-        self._engines: dict[str, EngineGroup] = {}
+        self.groups: dict[str, EngineGroup] = {}
         self._seen: dict[str, float] = {}
         self._listening: Counter[str] = Counter()
         """Connections of each session that wait for an answer: their client is there."""
@@ -90,6 +90,10 @@ class TinkerRuns:
         self.models = await store.call(store.load, TinkerModel)
         self.samplers = await store.call(store.load, TinkerSampler)
         self.checkpoints = await store.call(store.load, TinkerCheckpoint)
+        try:
+            await trio.to_thread.run_sync(self.plan.write_tokenizers)
+        except OSError as error:
+            log.warning("clients find no tokenizer of characters: %s", error)
         # A session has its whole time again: the service may have been away.
         self._seen = dict.fromkeys(self.sessions, trio.current_time())
         async with trio.open_nursery() as self._nursery:
@@ -205,12 +209,12 @@ class TinkerRuns:
                 raise TooMany(limit_text(f"{len(mine)} models of yours are there", "models", self._limits.models))
             check_optimizer(fields)
             if kind == CREATE:
-                base_model = self.base_model_of(fields.get("base_model", "str"))
+                base_model = self.plan.base_model_of(fields.get("base_model", "str"))
                 lora = asdict(lora_of(fields, int.from_bytes(hashlib.sha256(model_id.encode()).digest()[:4], "big")))
             else:
                 checkpoint = self.find_checkpoint(user.user_id, fields.get("path", "str"))
                 base_model, lora = checkpoint.base_model, checkpoint.lora
-                if self.base_model_of(fields.get("base_model", "str", base_model)) != base_model:
+                if self.plan.base_model_of(fields.get("base_model", "str", base_model)) != base_model:
                     raise WireError(f"base_model: the checkpoint is of {base_model!r}")
             metadata = fields.get("user_metadata", "dict", None)
             model = TinkerModel(model_id, user.user_id, session.id, base_model, lora, time.time(), metadata)
@@ -230,18 +234,6 @@ class TinkerRuns:
         if count > self._limits.datums:
             raise WireError(limit_text(f"data: {count} datums", "datums", self._limits.datums))
 
-    def base_model_of(self, given: str) -> str:
-        """Return the name of a base model, given by name or directory. Raises WireError if it is not served."""
-        for name, spec in self.plan.models.items():
-            if given in (name, spec):
-                return name
-        raise WireError(f"base_model: {given!r} is not served here; expected one of {', '.join(self.plan.models)}")
-
-    def tokenizer_id(self, base_model: str) -> str | None:
-        """Return where clients find the tokenizer: a directory or a name; None: it is one of characters, without."""
-        spec = self.plan.models.get(base_model, base_model)
-        return spec if isinstance(spec, str) else None
-
     def model(self, user: ServiceUser, model_id: str) -> TinkerModel:
         """Return a model, whose session may have ended. Raises NotFound."""
         model = self.models.get(model_id)
@@ -252,7 +244,7 @@ class TinkerRuns:
     @property
     def engines(self) -> Mapping[str, Sequence[BaseEngine]]:
         """Engines that were needed, by base model."""
-        return {base_model: group.engines for base_model, group in self._engines.items()}
+        return {base_model: group.engines for base_model, group in self.groups.items()}
 
     def run_of(self, model_id: str) -> ModelRun | None:
         """Return the requests of a model; None: its session has ended."""
@@ -321,7 +313,6 @@ class TinkerRuns:
             self._nursery.start_soon(self._remove_adapter, model, run.engine)
 
     async def _remove_adapter(self, model: TinkerModel, trained_by: BaseEngine) -> None:
-        trained_by.models.discard(model.id)
         incarnation = 0
         while True:
             try:
@@ -330,23 +321,26 @@ class TinkerRuns:
             except ActorDied:
                 continue
             except EngineFailed:
-                return  # with all that it had in memory
+                pass  # with all that it had in memory
             except Exception as error:  # noqa: BLE001 (it leaves memory when another one needs its place)
                 log.warning("model %s is not removed from its engine: %s", model.id, error)
+            # Not before: an engine without models may end.
+            trained_by.models.discard(model.id)
             return
 
     def _engines_of(self, base_model: str) -> EngineGroup:
         """Return the engines of a base model; they are started if they were not, or have failed."""
-        if base_model not in self._engines:
-            self._engines[base_model] = EngineGroup(base_model, self.plan, self._start_engine)
-        self._engines[base_model].renew()
-        return self._engines[base_model]
+        if base_model not in self.groups:
+            assert self._nursery is not None
+            self.groups[base_model] = EngineGroup(base_model, self.plan, self._start_engine, self._runs.values)
+            self._nursery.start_soon(self.groups[base_model].scale)
+        self.groups[base_model].renew()
+        return self.groups[base_model]
 
     def _start_engine(self, engine: BaseEngine) -> None:
         assert self._nursery is not None
         assert self._cluster is not None
-        self._nursery.start_soon(engine.run, self._cluster)
-        self._nursery.start_soon(engine.watch, self._cluster, lambda user_id, seconds: self.on_use(user_id, 0, seconds))
+        self._nursery.start_soon(engine.keep, self._cluster, lambda user_id, seconds: self.on_use(user_id, 0, seconds))
 
     def _start_model(self, model: TinkerModel, entries: list[LedgerEntry]) -> None:
         run = ModelRun(
@@ -464,7 +458,7 @@ class TinkerRuns:
         if path is not None:
             checkpoint = self.find_checkpoint(user.user_id, path)
             return checkpoint.base_model, checkpoint.weights, path
-        return self.base_model_of(fields.get("base_model", "str")), None, None
+        return self.plan.base_model_of(fields.get("base_model", "str")), None, None
 
     def _add_sampler(self, sampler: TinkerSampler) -> None:
         self.samplers[sampler.id] = sampler
@@ -669,10 +663,9 @@ class TinkerRuns:
             state, reason = run.waits_because(seq)
         elif self._store.trouble:
             state, reason = "paused_capacity", self._store.trouble
-        elif self._engines_of(record.base_model).is_up:
-            state, reason = "active", f"{self._waiting[user.user_id]} requests for samples of yours wait"
         else:
-            state, reason = "paused_capacity", self._engines_of(record.base_model).starting
+            state, reason = self._engines_of(record.base_model).queue_state(user.user_id)
+            reason = reason or f"{self._waiting[user.user_id]} requests for samples of yours wait"
         return {
             "type": "try_again",
             "request_id": request_id,
