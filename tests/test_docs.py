@@ -29,7 +29,7 @@ NOT_OURS = {"workspaces.md": {"fray.workspace"}}
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 WITHIN_S = 100
 WITHIN_WITH_TORCH_S = 300
-"""The blocks of such a page train several runs, each with processes of its own that import torch."""
+"""The blocks of such a page train several runs."""
 
 PROGRAM = """
 import ast, inspect, itertools, json, sys
@@ -78,7 +78,9 @@ def _marks(page: Path) -> list[pytest.MarkDecorator]:
     "page",
     [pytest.param(page, id=page.name, marks=_marks(page)) for page in PAGES if blocks(page, "python")],
 )
-def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if needs_torch(page):
+        request.getfixturevalue("warm_cluster")
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(page.relative_to(ROOT))],
         input=json.dumps(blocks(page, "python")),

@@ -184,7 +184,9 @@ def test_a_run_works_on_without_the_clusters_controller_and_is_found_by_its_name
 def test_a_run_that_fails_is_not_started_again(recipe: Path, fray: Command) -> None:
     failing = WORKER.replace("reply = await", "raise KeyError('answer')\n    reply = await")
     (recipe.parent / "worker.py").write_text(failing)
-    job = fray("rl", "run", str(recipe), "--detach")[1].strip()
+    code, out, errors = fray("rl", "run", str(recipe), "--detach")
+    assert code == 0, errors
+    job = out.strip()
     code, _, errors = fray("wait", job)
     assert code == FAILED_CODE, errors
     status = read_status(recipe.parent / "out")

@@ -1,8 +1,8 @@
 """A cluster for all tests of this process, whose jobs are forked from a process that has imported torch.
 
 In a cluster of its own, each process of a run imports torch and Transformers, which takes 4 s of a processor: most of
-what a run of a few steps costs. Here they are imported once. Runs of their own clusters are in the examples and pages
-that tests run, in the campaigns of kills, and in each test that ends a driver.
+what a run of a few steps costs. Here they are imported once. Runs of their own clusters are in the examples that
+tests run, in the campaigns of kills, and in each test that ends a driver.
 """
 
 from __future__ import annotations
