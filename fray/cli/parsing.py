@@ -16,8 +16,15 @@ class Parser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> Any:
-        """Parse arguments; report unknown options on behalf of the verb's parser, with similar options."""
+        """Parse arguments; report unknown options on behalf of the verb's parser, with similar options.
+
+        A verb may have set ``more``, the name of its last positional argument, which takes any number: argparse takes
+        those before the next option alone.
+        """
         options, unknown = self.parse_known_args(args, namespace)
+        if (name := getattr(options, "more", None)) and not any(one.startswith("-") for one in unknown):
+            setattr(options, name, [*getattr(options, name), *unknown])
+            return options
         if unknown:
             getattr(options, "parser", self).refuse(unknown)
         return options

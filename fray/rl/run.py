@@ -385,7 +385,7 @@ async def _run_until_signal(controller: RunController, log: StepLog) -> RunStatu
                 stopping.start_soon(controller.stop)
                 await anext(signals)
                 stopping.cancel_scope.cancel()
-        log.note("ends without saving; the next start continues from the last checkpoint")
+        log.note("ends at once; the next start continues from the last checkpoint")
         scope.cancel()
 
     status: RunStatus | None = None

@@ -39,10 +39,11 @@ def replay(output: Path, number: int) -> Iterator[ReplayedStep]:
         raise InvalidRequest(f"{output} has no updates: its run collected samples")
     if settings.own_trainer:
         raise InvalidRequest(f"{output} was trained by {settings.own_trainer}; updates of rl.GRPO(...) can be replayed")
+    read_step(output, number)
     checkpoints = [one for one in complete_checkpoints(output / "checkpoints") if one.step < number]
     first = checkpoints[-1].step + 1 if checkpoints else 1
     # Missing ones are known before the first update, which may take long.
-    for step in range(first, number + 1):
+    for step in range(first, number):
         read_step(output, step)
 
     from fray.rl.tensors.language_model import hide_progress, load_model, set_threads, usable_device

@@ -130,13 +130,13 @@ class RunRecorder:
         self._write()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        # A cancelled run has been stopped; an error alone is a failure. Scopes and nurseries wrap it in groups.
-        error = None if error is None else innermost(error)
-        ended = "stopped" if self._is_stopped else "done"
-        state = ended if error is None else "failed" if isinstance(error, Exception) else "stopped"
+        # A run that was only cancelled, by Ctrl-C or with its job, has been stopped.
+        failure = None if error is None else _failure_in(error)
+        ended = "stopped" if self._is_stopped or error is not None else "done"
+        state = ended if failure is None else "failed"
         if state == "stopped" and error is not None and own_job_id() and current_job().preempted:
-            state, error = "pending", None  # the cluster starts its job again, on this machine or another
-        self._status |= {"state": state, "error": "" if error is None else f"{type(error).__name__}: {error}"}
+            state = "pending"  # the cluster starts its job again, on this machine or another
+        self._status |= {"state": state, "error": "" if failure is None else f"{type(failure).__name__}: {failure}"}
         self._write()
 
     def note_stop(self) -> None:
@@ -157,6 +157,13 @@ class RunRecorder:
         if self._output is not None:
             content = json.dumps({**self._status, "written_at": time.time()}, indent=2, default=str)
             write_file(self._output / STATUS_FILE, content.encode() + b"\n")
+
+
+def _failure_in(error: BaseException) -> BaseException | None:
+    """Return the exception in groups of scopes and nurseries, without what was cancelled; None if all was."""
+    found = error.subgroup(Exception) if isinstance(error, BaseExceptionGroup) else error
+    alone = None if found is None else innermost(found)
+    return alone if isinstance(alone, Exception) else None
 
 
 def write_file(file: Path, content: bytes) -> None:

@@ -99,6 +99,16 @@ def test_the_command_takes_recipes_in_the_words_of_the_guide(
     assert "weight.sync_mod: unknown key; did you mean sync_mode" in capsys.readouterr().err
 
 
+def test_settings_may_follow_the_options_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "guide.yaml").write_text(GUIDE_YAML.replace("${oc.env:RECIPE_SIZE}", "6"))
+    recipe = str(tmp_path / "guide.yaml")
+    assert main(["rl", "run", recipe, "data.size=7", "--dry", "--json", "data.seed=3", "trainer.lr=0.5"]) == 0
+    planned = json.loads(capsys.readouterr().out)["recipe"]
+    assert (planned["data"]["size"], planned["data"]["seed"], planned["trainer"]["lr"]) == (7, 3, 0.5)
+    assert main(["rl", "run", recipe, "--dri", "data.seed=3"]) == 2
+    assert "unknown option '--dri'; did you mean --dry?" in capsys.readouterr().err
+
+
 def test_a_recipe_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="there is no such file"):
         read_settings(tmp_path / "none.yaml")

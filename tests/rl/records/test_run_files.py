@@ -13,6 +13,7 @@ from fray.rl.core.server_states import ServerEvent, ServerRecord
 from fray.rl.core.versions import VersionName
 from fray.rl.journal_file import RunJournal, read_failures
 from fray.rl.messages import RunStatus
+from fray.rl.records.replay import replay
 from fray.rl.records.run_files import RunRecorder, find_output, named_outputs, read_settings_of, read_status
 from fray.rl.run import Run
 
@@ -62,6 +63,30 @@ def test_a_run_that_fails_says_with_what(run: Run, tmp_path: Path) -> None:
         raise RuntimeError("no memory")
     status = read_status(tmp_path / "digits")
     assert (status["state"], status["error"]) == ("failed", "RuntimeError: no memory")
+
+
+class Cancellation(BaseException):
+    """Ends a run as a cancel scope or Ctrl-C does."""
+
+
+def test_a_run_that_was_only_cancelled_was_stopped_and_another_error_is_its_failure(run: Run, tmp_path: Path) -> None:
+    cancelled = BaseExceptionGroup("in scope 'rl-run'", [Cancellation(), BaseExceptionGroup("", [Cancellation()])])
+    with pytest.raises(BaseExceptionGroup), RunRecorder(run.parts):
+        raise cancelled
+    status = read_status(tmp_path / "digits")
+    assert (status["state"], status["error"]) == ("stopped", "")
+    failed = BaseExceptionGroup("in scope 'rl-run'", [Cancellation(), ExceptionGroup("", [RuntimeError("no memory")])])
+    with pytest.raises(BaseExceptionGroup), RunRecorder(run.parts):
+        raise failed
+    status = read_status(tmp_path / "digits")
+    assert (status["state"], status["error"]) == ("failed", "RuntimeError: no memory")
+
+
+def test_a_step_that_cannot_be_replayed_is_named_as_it_was_asked_for(run: Run, tmp_path: Path) -> None:
+    with RunRecorder(run.parts):
+        pass
+    with pytest.raises(InvalidRequest, match="step 99 of .* is not recorded: none is"):
+        next(replay(tmp_path / "digits", 99))
 
 
 def test_a_look_shows_what_a_run_waits_for(run: Run, tmp_path: Path) -> None:
