@@ -151,11 +151,14 @@ def _files_of(model: str) -> dict[str, Path]:
     directory = Path(model)
     if directory.is_dir():
         found = {name: directory / name for name in FILES if (directory / name).is_file()}
+    elif directory.is_absolute():
+        raise InvalidRequest(f"model {model!r}: there is no such directory on this machine")
     else:
         paths = {name: _hub_file(model, name) for name in FILES}
         found = {name: path for name, path in paths.items() if path is not None}
     if "tokenizer.json" not in found:
-        raise InvalidRequest(f"model {model!r} has no tokenizer.json")
+        unless = "" if directory.is_dir() else ", or it cannot be downloaded, and is not in the cache of Hugging Face"
+        raise InvalidRequest(f"model {model!r} has no tokenizer.json{unless}")
     return found
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from fray.errors import InvalidRequest
 from fray.rl.model_spec import ModelLimits, TinyLlama
-from fray.rl.tokenizers import load_limits
+from fray.rl.tokenizers import load_limits, load_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,17 @@ def test_a_tiny_llama_knows_its_limits_and_a_name_that_is_not_in_the_cache_none(
     assert load_limits("some/no-such-model", downloads=False) is None
     assert load_limits(str(tmp_path)) is None
     assert load_limits(str(tmp_path / "no such directory"), downloads=False) is None
+
+
+def test_a_model_without_its_tokenizer_is_refused_with_where_it_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for model, message in (
+        (str(tmp_path), "has no tokenizer.json$"),
+        (str(tmp_path / "none"), "there is no such directory on this machine"),
+        ("some/no-such-model", "or it cannot be downloaded, and is not in the cache of Hugging Face"),
+    ):
+        with pytest.raises(InvalidRequest, match=message):
+            load_tokenizer(model)

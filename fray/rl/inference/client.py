@@ -85,7 +85,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **sampling: Any,
     ) -> Any:
-        """ModelReply to a conversation.
+        """Reply to a conversation.
 
         Where its messages begin with those of an earlier turn and ``reply.message``, the prompt begins with the tokens
         of that turn as they were generated: only what is new is tokenised. With ``tools``, which the chat template

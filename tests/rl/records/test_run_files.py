@@ -85,7 +85,7 @@ def test_a_run_that_was_only_cancelled_was_stopped_and_another_error_is_its_fail
 def test_a_step_that_cannot_be_replayed_is_named_as_it_was_asked_for(run: Run, tmp_path: Path) -> None:
     with RunRecorder(run.parts):
         pass
-    with pytest.raises(InvalidRequest, match="step 99 of .* is not recorded: none is"):
+    with pytest.raises(InvalidRequest, match=r"step 99 of .* is not recorded: none is"):
         next(replay(tmp_path / "digits", 99))
 
 
