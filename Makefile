@@ -67,8 +67,9 @@ test-rl: venv-rl
 
 # Each release of the SDK has an environment, too: pip makes one on each processor.
 test-tinker:
-	@{ tools/venv tinker-0.25 && tools/venv tinker-0.38 || echo "tests of the Tinker SDK are skipped"; } & sdk=$$!; \
-	$(MAKE) venv-rl; status=$$?; wait $$sdk; exit $$status
+	@{ tools/venv tinker-0.25 && tools/venv tinker-0.38 || echo "tests of the Tinker SDK are skipped"; \
+	tools/venv schemathesis || echo "the test with schemathesis is skipped"; } & others=$$!; \
+	$(MAKE) venv-rl; status=$$?; wait $$others; exit $$status
 	@.venv-rl/bin/python -m pytest $(RL_PARALLEL) tests/tinker $(ARGS)
 
 # A real Iris, started by the tests, in an environment of its own; `make test-all` runs a selection, as the contract of all
@@ -117,6 +118,8 @@ constraints:
 		--no-header --no-annotate --quiet -o constraints-tinker.txt
 	printf 'tinker==0.25.0\n' | uv pip compile - --no-deps --universal --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-header --no-annotate --quiet -o constraints-tinker-0.25.txt
+	printf 'schemathesis\n' | uv pip compile - -c constraints.txt -c constraints-test.txt -c constraints-tinker.txt --universal \
+		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o constraints-schemathesis.txt
 	printf '$(RL_NEEDS)' | uv pip compile - -c constraints.txt -c constraints-test.txt -c constraints-docs.txt --universal \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o constraints-rl.txt
 	printf 'ray\nxoscar\nuvloop\ndistributed\nnumpy\n' | uv pip compile pyproject.toml - -c constraints.txt --universal \

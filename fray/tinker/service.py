@@ -18,6 +18,9 @@ import trio
 from attrs import evolve, field, frozen
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from fray.api.actors.monitor import Down, monitor
 from fray.api.cluster import Cluster, current_cluster
@@ -120,14 +123,14 @@ class TrainingService:
     async def run(self) -> None:
         """Serve until cancelled. Raises OSError if the port is taken; one that served before waits `PORT_S` first."""
         app = Starlette(
-            routes=[
+            routes=_by_path(
                 *scheduler_routes(self._jobs),
                 *training_routes(self._jobs),
                 *inference_routes(self._jobs),
                 *operator_routes(self._jobs, self._runs),
                 *tinker_routes(self._jobs, self._runs),
                 *openai_routes(self._jobs, self._runs),
-            ],
+            ),
             exception_handlers={HTTPException: refuse, Unprocessable: refuse_body, StoreFailed: refuse_store},
         )
         settings, port_file = self._settings, self._settings.directory / "port"
@@ -258,6 +261,24 @@ def named_models(models: Sequence[ModelSpec] | Mapping[str, ModelSpec]) -> dict[
     if not named:
         raise InvalidRequest("models=[]: a service has at least one, such as models=['Qwen/Qwen3-0.6B']")
     return named
+
+
+def _by_path(*routes: Route) -> list[Route]:
+    """Return one route for each path, so that an answer 405 lists all methods that there are."""
+    paths: dict[str, list[Route]] = {}
+    for route in routes:
+        paths.setdefault(route.path, []).append(route)
+    return [same[0] if len(same) == 1 else _joined(same) for same in paths.values()]
+
+
+def _joined(routes: Sequence[Route]) -> Route:
+    endpoints = {method: route.endpoint for route in routes for method in route.methods or ()}
+
+    async def endpoint(request: Request) -> Response:
+        answer: Response = await endpoints[request.method](request)
+        return answer
+
+    return Route(routes[0].path, endpoint, methods=list(endpoints))
 
 
 def _place_of(settings: ServiceSettings) -> tuple[str, str, ssl.SSLContext | None, str]:
