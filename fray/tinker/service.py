@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from fray.api.actors.monitor import Down, monitor
 from fray.api.cluster import Cluster, current_cluster
@@ -263,15 +263,23 @@ def named_models(models: Sequence[ModelSpec] | Mapping[str, ModelSpec]) -> dict[
     return named
 
 
-def _by_path(*routes: Route) -> list[Route]:
-    """Return one route for each path, so that an answer 405 lists all methods that there are."""
+def _by_path(*routes: BaseRoute) -> list[BaseRoute]:
+    """Return one route for each path, so that an answer 405 lists all methods that there are; mounts are as before."""
     paths: dict[str, list[Route]] = {}
+    found: list[BaseRoute] = []
     for route in routes:
+        if not isinstance(route, Route):
+            found.append(route)
+            continue
+        if route.path not in paths:
+            found.append(route)
         paths.setdefault(route.path, []).append(route)
-    return [same[0] if len(same) == 1 else _joined(same) for same in paths.values()]
+    return [_joined(paths[each.path]) if isinstance(each, Route) else each for each in found]
 
 
 def _joined(routes: Sequence[Route]) -> Route:
+    if len(routes) == 1:
+        return routes[0]
     endpoints = {method: route.endpoint for route in routes for method in route.methods or ()}
 
     async def endpoint(request: Request) -> Response:
