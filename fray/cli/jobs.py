@@ -177,6 +177,14 @@ async def show(cluster: Cluster, options: argparse.Namespace) -> int:
     return 0
 
 
+def owner_text(info: JobInfo) -> str:
+    """Return the owner of a job as text."""
+    # An attempt owns what its process launches, unless its job as a whole is to own it.
+    if info.owner and info.owner == info.parent:
+        return f"job {info.owner}, also while it restarts"
+    return info.owner or "the cluster (detached)"
+
+
 def described(info: JobInfo, now: float, max_width: int | None) -> list[str]:
     """Return all details of a job."""
     lines = fields(
@@ -187,7 +195,7 @@ def described(info: JobInfo, now: float, max_width: int | None) -> list[str]:
             ("group", membership(info)),
             ("state", state_now(info, now)),
             ("reason", info.reason if info.state is JobState.PENDING else info.error_message or ""),
-            ("owner", info.owner or "the cluster (detached)"),
+            ("owner", owner_text(info)),
             ("parent", info.parent),
             ("user", info.user),
             ("ended by", info.ended_by),

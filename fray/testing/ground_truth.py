@@ -124,7 +124,7 @@ class GroundTruth:
     _not_begun: list[JobSpec] = Factory(list)
     """Members of job groups that were killed at their start."""
     owners: dict[JobId, str] = Factory(dict)
-    """Session, or attempt, that launched each job which is not detached; filled by the scenario."""
+    """Session, attempt or job that owns each job which is not detached; filled by the scenario."""
     ghosts: int = 0
     """Number of executions in killed processes, which do not count."""
 

@@ -200,13 +200,52 @@ def test_get_if_exists_needs_a_name_and_means_actors_only() -> None:
             await cluster.create_actor(Counter, get_if_exists=True)
         with pytest.raises(InvalidRequest, match="name= is required"):
             await cluster.create_actor(Counter, lifetime="detached")
-        with pytest.raises(InvalidRequest, match="'non_detached', 'detached'"):
+        with pytest.raises(InvalidRequest, match="'non_detached', 'job', 'detached'"):
             await cluster.create_actor(Counter, name="x", lifetime="forever")
         job = fray.JobRequest(name="busy", entrypoint=fray.Entrypoint.from_callable(os.getpid), replicas=1)
         launched = await cluster.launch(job)
         if not (await cluster.poll(launched)).state.finished:
             with pytest.raises(NameInUse):
                 await cluster.create_actor(Counter, name="busy", get_if_exists=True)
+
+    running(test)
+
+
+async def add_once_and_fail(unless: int) -> int:
+    """Count in an actor that the job owns, and fail unless that is the count."""
+    async with fray.current_cluster().open_scope("s") as scope:
+        made = await scope.create_actor(Counter, name="own", lifetime="job", get_if_exists=True)
+    count = await made.add(1)
+    if count < unless:
+        raise ValueError(count)
+    return count
+
+
+def add_in_blocking_code() -> int:
+    cluster = fray.blocking.current_cluster()
+    with pytest.raises(InvalidRequest, match='name= is required for create_actor with lifetime="job"'):
+        cluster.create_actor(Counter, lifetime="job")
+    with cluster.open_scope("s") as scope:
+        made = scope.create_actor(Counter, name="own", lifetime="job")
+    return made.add(1)
+
+
+def test_an_actor_of_a_job_is_found_by_its_next_attempt_and_ends_with_it() -> None:
+    async def test(cluster: fray.Cluster) -> None:
+        for fn, arguments in ((add_once_and_fail, (3,)), (add_in_blocking_code, ())):
+            entry = fray.Entrypoint.from_callable(fn, arguments)  # type: ignore[arg-type]
+            job = await cluster.launch(fray.JobRequest("counts", entrypoint=entry, max_retries_failure=2))
+            assert await job.wait() == (3 if arguments else 1)
+            while await cluster.list_actors():  # noqa: ASYNC110 - of another connection's actors nothing is sent
+                await trio.sleep(0.02)
+
+    running(test)
+
+
+def test_a_driver_has_no_job_to_which_an_actor_could_belong() -> None:
+    async def test(cluster: fray.Cluster) -> None:
+        with pytest.raises(InvalidRequest, match="lifetime='job' needs a job to which the actor can belong"):
+            await cluster.create_actor(Counter, name="own", lifetime="job")
 
     running(test)
 

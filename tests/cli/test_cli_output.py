@@ -45,6 +45,19 @@ BROKEN = info(JobState.FAILED, cause=EndReason.ENVIRONMENT, launch_time=90.0, en
 
 
 @pytest.mark.parametrize(
+    ("owner", "text"),
+    [
+        ("", "the cluster (detached)"),
+        ("run-a2b3:0:0", "run-a2b3:0:0"),
+        ("run-a2b3", "job run-a2b3, also while it restarts"),
+    ],
+)
+def test_show_prints_the_owner_of_a_job(owner: str, text: str) -> None:
+    shown = described(evolve(RUNNING, owner=owner, parent="run-a2b3"), 130.0, None)
+    assert f"owner {text}" in [" ".join(line.split()) for line in shown]
+
+
+@pytest.mark.parametrize(
     ("job", "state", "lasting", "next_word"),
     [
         (RUNNING, "running for 30s, stalled", "30s", "`fray logs -f train-k3x9`; `fray stacks"),

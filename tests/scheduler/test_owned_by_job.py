@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from fray.controller.connections.client_logs import ancestors
 from fray.errors import InvalidRequest, NameInUse
 from fray.model.messages.client import Done
+from fray.model.policy.priority import Band
 from fray.model.specs import EndReason, EntryKind, JobInfo, JobSpec, JobState, Outcome, Phase
 from fray.scheduler.backfill.start_plan import is_ending
 from fray.scheduler.effects import TerminateRequested, WaitReported
@@ -213,6 +215,14 @@ def test_it_ends_if_its_job_ended_while_the_controller_was_away(scheduler: Clust
     assert scheduler.state.jobs["store"].stop_cause is EndReason.OWNER_ENDED
 
 
+def test_one_that_is_terminated_is_replaced_by_the_next_call(scheduler: Cluster) -> None:
+    launch_running(scheduler)
+    scheduler.terminate("store")
+    assert launch(scheduler, actor(job_id="next")).job_id == "next"
+    scheduler.see("store:0:0", ended(EndReason.STOPPED))
+    assert scheduler.state.jobs["next"].phase.value == "starting"
+
+
 # Names ----------------------------------------------------------------------------------------------------------------
 
 
@@ -277,6 +287,14 @@ def test_it_is_below_its_job_for_termination_of_a_tree_and_for_its_driver(schedu
     assert scheduler.state.jobs["store"].stop_cause is EndReason.STOPPED
 
 
+def test_it_is_below_all_jobs_above_its_own_also_for_readers_of_logs(scheduler: Cluster) -> None:
+    launch_running(scheduler, job("middle"))
+    launch_running(scheduler, actor(), "middle:0:0")
+    launch_running(scheduler, job("below"), "store:0:0")
+    assert scheduler.state.owned_jobs("s-run:0:0") == ("middle", "store", "below")
+    assert list(ancestors(scheduler.state, "below")) == ["below", "store", "middle", "run"]
+
+
 def test_it_is_lent_nothing_and_neither_is_what_it_launches() -> None:
     scheduler = Cluster()
     scheduler.driver()
@@ -308,6 +326,33 @@ def test_it_counts_as_part_of_its_job_only_where_that_would_end_for_good(schedul
     start(scheduler, "last", max_retries_preemption=0)
     launch_running(scheduler, actor("its"), "last:0:0")
     assert [one.job_id for one in unit_of(state, state.jobs["last"]).jobs] == ["last", "its"]
+
+
+def test_its_job_is_never_its_victim_and_one_of_others_is() -> None:
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node("n1", cpu=2)
+    scheduler.launch(job("run", demand(1), band=Band.BATCH, max_retries_preemption=9))
+    begin(scheduler, "run:0:0")
+    scheduler.launch(job("other", demand(1), band=Band.BATCH, max_retries_preemption=9))
+    scheduler.now = 60.0
+    launch(scheduler, actor(need=demand(1), band=Band.PRODUCTION))
+    assert scheduler.desired() == {"run:0:0": False, "other:0:0": True}
+    launch(scheduler, actor("more", need=demand(1), band=Band.PRODUCTION))
+    assert scheduler.desired() == {"run:0:0": False, "other:0:0": True}
+
+
+def test_it_is_preempted_by_itself_and_not_with_its_job(scheduler: Cluster) -> None:
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node("n1", cpu=2)
+    scheduler.launch(job("run", demand(1), band=Band.BATCH, max_retries_preemption=9))
+    begin(scheduler, "run:0:0")
+    scheduler.now = 10.0
+    launch_running(scheduler, actor(need=demand(1), band=Band.BATCH, max_retries_preemption=9))
+    scheduler.now = 60.0
+    scheduler.launch(job("urgent", demand(1), band=Band.PRODUCTION))
+    assert sorted(scheduler.desired().values()) == [False, True]
 
 
 def test_its_machine_is_expected_to_be_free_only_if_its_job_ends_for_good(scheduler: Cluster) -> None:

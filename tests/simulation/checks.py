@@ -16,7 +16,7 @@ from fray.scheduler.state.state import State
 from fray.scheduler.views import job_info
 from fray.testing.ground_truth import GroundTruth, ProcessRun
 from fray.testing.invariants import check
-from fray.testing.sim_cluster import CONTROLLER
+from fray.testing.sim_cluster import CONTROLLER, EPOCH_S
 
 if TYPE_CHECKING:
     from tests.simulation.scenario import Scenario
@@ -77,6 +77,10 @@ def _reasons_to_end(scenario: Scenario, life: ProcessRun) -> Iterable[tuple[floa
     owner = scenario.truth.owners.get(life.job_id)
     if owner is None:
         return
+    controller = scenario.sim.controller.running
+    whole = controller.state.jobs.get(owner) if controller is not None and life.spec.owned_by_job else None
+    if whole is not None and whole.ended_at is not None:
+        yield whole.ended_at - EPOCH_S, CONTROLLER, f"its job {owner} ended"
     driver = scenario.truth.drivers.get(owner)
     if driver is not None and driver.ended is not None:
         grace_s = driver.grace_s if driver.vanished else 0.0

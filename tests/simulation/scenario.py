@@ -199,7 +199,8 @@ class Scenario:
         if isinstance(event, LaunchRequested):
             for spec in event.launch.jobs:
                 if not spec.detached:
-                    self.truth.owners.setdefault(spec.job_id, event.session)
+                    accepted = state.jobs.get(spec.job_id) if spec.owned_by_job else None
+                    self.truth.owners.setdefault(spec.job_id, accepted.owner if accepted else event.session)
                 self.named.setdefault(spec.name, []).append(spec.job_id)
 
     def _count(self, effects: Sequence[Effect]) -> None:

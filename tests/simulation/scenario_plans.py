@@ -96,6 +96,7 @@ ACTS: Mapping[str, int] = {
     "wavering server": 2,
     "slow server": 2,
     "strict check": 2,
+    "actor of a job": 4,
 }
 """Weights of the acts."""
 

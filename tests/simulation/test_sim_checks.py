@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 import fray.api.scope
 import fray.runtime.controller_client.client
@@ -16,7 +17,7 @@ from fray.node.config import NodeConfig
 from fray.node.health.metrics_report import MetricsReporter
 from fray.node.membership import ClusterMembership
 from fray.runtime.calls.host_loss import LossAction
-from fray.scheduler.jobs import transitions
+from fray.scheduler.jobs import submit, transitions
 from tests.simulation.run import run_seed
 from tests.simulation.scenario import ScenarioResult
 from tests.simulation.scenario_plans import ScenarioPlan, direct_plan
@@ -36,6 +37,7 @@ def calm(*acts: str) -> ScenarioPlan:
 
 def test_without_faults_no_promise_is_broken() -> None:
     kinds = ("make an actor", "calls", "failing scope", "family", "gang", "cancelled scope", "cancelled call", "names")
+    kinds += ("actor of a job",) * 4
     result = run_seed(1, plan=calm(*kinds, "terminate", "background job", "scoped actor"), gone_within_s=CALM_S)
     assert result.breaches == ()
     assert not result.outcomes
@@ -57,6 +59,31 @@ def test_a_scheduler_that_forgets_children_of_ended_attempts_breaks_p1(monkeypat
     plan = direct_plan(["family"] * 12, [(4.0, "kill process", 1.0), (6.0, "kill process", 1.0)], every_s=0.7)
     result = run_seed(1, plan=plan, gone_within_s=CALM_S)
     assert breaches(result, "invariant") or breaches(result, "P1")
+
+
+def test_an_actor_that_outlives_the_job_that_owns_it_breaks_p1(monkeypatch: Patch) -> None:
+    def only_of_attempts(state: Any, out: Any, owner: str, reason: str) -> None:
+        if owner not in state.jobs:
+            really(state, out, owner, reason)
+
+    really = transitions.stop_owned
+    monkeypatch.setattr(transitions, "stop_owned", only_of_attempts)
+    result = run_seed(1, plan=calm("actor of a job", "background job"), gone_within_s=CALM_S)
+    assert any("which owns it" in text for text in breaches(result, "invariant"))
+    assert any(".own was ended" in text for text in breaches(result, "P1"))
+    assert any("its job a0-" in text for text in breaches(result, "P1"))
+
+
+def test_an_actor_of_a_job_that_ends_with_the_attempt_that_launched_it_breaks_p1(monkeypatch: Patch) -> None:
+    def of_the_attempt(state: Any, out: Any, spec: Any, owner: str, root: str, session: str, parent: str) -> None:
+        if spec.owned_by_job:
+            spec, owner = evolve(spec, owned_by_job=False), state.sessions[session].owner
+        really(state, out, spec, owner, root, session, parent)
+
+    really = transitions.accept_job
+    monkeypatch.setattr(submit, "accept_job", of_the_attempt)
+    result = run_seed(1, plan=calm(*["actor of a job"] * 6), gone_within_s=CALM_S)
+    assert any("its actor counted 1 of 3" in text for text in breaches(result, "P1"))
 
 
 WATCHED = ("recovering job", "stalled job", "sick job") * 2

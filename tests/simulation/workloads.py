@@ -81,6 +81,20 @@ async def stumble(token: str, fails: int, sleep_s: float) -> int:
         return fails
 
 
+async def count_in_own_actor(token: str, fails: int, sleep_s: float) -> tuple[ActorHandle, int]:
+    """Count in an actor that the job owns, and raise in the first few executions; a later one returns the count."""
+    with running(token):
+        number = _books[-1].times_run(token)
+        actor = await fray.current_cluster().create_actor(
+            Counter, name=f"{token}.own", lifetime="job", get_if_exists=True, max_restarts=-1
+        )
+        count = await actor.add.options(idempotent=True)(f"{token}.{number}")
+        await trio.sleep(sleep_s)
+        if number <= fails:
+            raise Boom(token)
+        return actor, count
+
+
 async def give_unless_first(token: str, value: int) -> int:
     """Raise in the first of all executions; the others return after a while."""
     with running(token):

@@ -12,17 +12,20 @@ from fray import (
     ActorServer,
     ActorStatus,
     ClusterResolver,
+    EndReason,
     MachineLost,
     NoSuchActor,
 )
 from fray.testing.fakes import KILLED_AT_START
+from tests.simulation import workloads
 from tests.simulation.operations.context import (
     Act,
     KnownActor,
     OperationContext,
     add,
+    launch,
 )
-from tests.simulation.workloads import Counter, Tally
+from tests.simulation.workloads import Counter, Tally, request
 
 
 async def names(b: OperationContext) -> str:
@@ -109,6 +112,37 @@ async def shared_actor(b: OperationContext) -> str:
     return text
 
 
+async def actor_of_job(b: OperationContext) -> str:
+    """An actor that a job owns counts for all attempts of the job, and ends with it."""
+    fails = b.rng.randint(0, 3)
+    task = request(
+        b.token,
+        workloads.count_in_own_actor,
+        b.token,
+        fails,
+        b.rng.uniform(0, 3),
+        max_retries_failure=b.rng.choice((fails, fails, fails + 2, 1)),
+    )
+    job = await launch(b, b.cluster, task)
+    if b.rng.random() < 0.3:
+        await trio.sleep(b.rng.uniform(0, 6))
+        b.op("terminate")
+        await job.terminate()
+        b.doomed(b.token)
+    b.op("wait")
+    info = await job.wait_ended()
+    b.saw(info)
+    b.doomed(f"{b.token}.own")
+    if info.cause is not EndReason.SUCCEEDED:
+        return f"{info.cause} after {info.retries}"
+    actor, count = await job.wait()
+    b.op("actor_status")
+    restarts = (await b.cluster.actor_info(actor)).restarts
+    counted = sum(b.runs(f"{b.token}.{number}") for number in range(1, b.runs(b.token) + 1))
+    b.check("P1", restarts > 0 or count == counted, f"{b.token}: its actor counted {count} of {counted}")
+    return f"counted {count} after {info.retries}, with {restarts} restarts"
+
+
 async def actors_seen(b: OperationContext) -> str:
     """Lists and statuses agree with one another."""
     mine = [known.handle for known in b.desk.actors[-3:]]
@@ -128,5 +162,6 @@ ACTS: Mapping[str, Act] = {
     "deleted actor": deleted_actor,
     "replaced actor": replaced_actor,
     "shared actor": shared_actor,
+    "actor of a job": actor_of_job,
     "actors seen": actors_seen,
 }
