@@ -9,8 +9,10 @@ import trio
 
 from fray.controller.secret_store import SECRET_WAIT_S
 from fray.errors import ChannelFull, InvalidRequest
-from fray.model.messages.client import Launch, ProvideSecrets, Terminate, WatchJobs
-from fray.model.specs import EndReason, EntryKind
+from fray.model.messages.client import Launch, ProvideSecrets, Role, Terminate, WatchJobs
+from fray.model.resources import Demand
+from fray.model.specs import EndReason, EntryKind, Outcome
+from fray.net.transport import Credential
 from tests.support.controller import Client, Node, Stage, spec, stage
 
 VALUE = "only-the-driver-knows"
@@ -77,6 +79,38 @@ async def test_only_who_launched_a_job_brings_its_secrets(autojump_clock: Any) -
         with trio.move_on_after(1):
             await node.wait_desired("work-1:0:0")
         assert not node.desired
+
+
+async def test_the_next_attempt_of_a_job_brings_the_secrets_of_the_actors_of_that_job(
+    autojump_clock: Any,
+) -> None:
+    async with stage() as place:
+        driver, node = await place.client(), await place.node(cpu=1)
+        await driver.launch(spec("run", max_retries_failure=1), spec("other", demand=Demand()))
+        other = await attempt(place, node, "other-1:0:0")
+        first = await attempt(place, node, "run-1:0:0")
+        own = {**WANTS, "entry": EntryKind.ACTOR, "owned_by_job": True, "demand": Demand(cpu_milli=2000)}
+        await launch(first, **own)
+        node.end("run-1:0:0", Outcome(cause=EndReason.FAILURE))
+        second = await attempt(place, node, "run-1:1:0")
+        await place.crash()
+        await place.start()
+        await second.ask(WatchJobs(jobs=("work-1",)))
+        large = await place.node("large")
+        for client in (driver, other):
+            await client.ask(ProvideSecrets(secrets={"work-1": {"T": "forged"}}))
+        with trio.move_on_after(SECRET_WAIT_S / 2):
+            await large.wait_desired("work-1:0:0")
+        assert not large.desired
+        await second.ask(ProvideSecrets(secrets={"work-1": {"T": VALUE}}))
+        assert (await large.wait_desired("work-1:0:0")).secrets == {"T": VALUE}
+
+
+async def attempt(place: Stage, node: Node, attempt_id: str) -> Client:
+    """Connect as the process of an attempt."""
+    desired = await node.wait_desired(attempt_id)
+    credential = Credential(f"attempt:{attempt_id}", desired.key)
+    return await place.client(role=Role.JOB, attempt_id=attempt_id, credential=credential, host="n1")
 
 
 async def test_a_running_attempt_is_not_sent_its_secrets_again(autojump_clock: Any) -> None:

@@ -114,12 +114,18 @@ def provide_secrets(
 ) -> Answer:
     jobs = client.context.state.jobs
     for job_id, values in message.secrets.items():
-        # Only the session that launched a job may replace its secrets.
-        if job_id in jobs and not jobs[job_id].ended and jobs[job_id].launched_by == client.session:
+        if job_id in jobs and not jobs[job_id].ended and _may_replace_secrets(client, jobs[job_id]):
             client.context.secrets.add([job_id], values)
     # Attempts of the previous controller's jobs may have waited for just these.
     client.hub.secrets_changed()
     return messages.Done(), ()
+
+
+def _may_replace_secrets(client: ClientConnection, job: JobRow) -> bool:
+    """Return whether the client has launched the job, or is an attempt of the job that owns it as a whole."""
+    # The attempt that launched such an actor may have ended; the next one has adopted it.
+    is_owner = job.spec.owned_by_job and job_of(client.hello.attempt_id) == job.owner
+    return is_owner or job.launched_by == client.session
 
 
 def terminate(client: ClientConnection, ref: int, message: messages.Terminate, blobs: Sequence[Bytes]) -> Answer:

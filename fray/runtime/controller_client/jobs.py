@@ -129,6 +129,12 @@ class JobTracker:
             for spec in specs:
                 self._secrets.pop(spec.job_id, None)
             raise
+        for spec, record in zip(specs, records, strict=True):
+            if record.info.job_id != spec.job_id:
+                values = self._secrets.pop(spec.job_id, None)
+                # An actor that an earlier attempt of this job has launched: from now on its secrets come from here.
+                if values is not None and spec.owned_by_job:
+                    self._secrets[record.info.job_id] = values
         # In the task that launches, whose callers are lines of the user's program.
         for text in warned:
             warn_user(text)
