@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import signal
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import trio
-from attrs import define, field, fields
+from attrs import define, evolve, field, fields
 
 from fray.api.cluster import Cluster
 from fray.api.jobs.job import Job
@@ -542,9 +543,10 @@ def _parts_of(run: Run) -> RunParts:
     trainer, own = _trainer_of(run)
     check_ranks(run.trainer_ranks, trainer, own)
     if trainer is None:
-        groups, size, epochs, steps = min(COLLECTED_ROWS, len(rows)), run.samples_per_row or 1, 1, None
+        groups, size, epochs = min(COLLECTED_ROWS, len(rows)), run.samples_per_row or 1, 1
     else:
-        groups, size, epochs, steps = trainer.groups, trainer.group_size, None, trainer.steps
+        groups, size, epochs = trainer.groups, trainer.group_size, None
+        trainer = _with_steps(trainer, len(rows) * (run.samples_per_row or size))
     keys = tuple(run.group_keys)
     check_groups(keys, run.episode, run.samples_per_row, None if trainer is None else size)
     repeats = run.samples_per_row or size
@@ -570,7 +572,7 @@ def _parts_of(run: Run) -> RunParts:
             # An episode that is cancelled at its limit is delivered as failed: the lease is for processes that are
             # frozen or cut off.
             lease_s=run.rollout_timeout_s + 30.0,
-            steps=steps,
+            steps=None if trainer is None else trainer.steps,
             on_error=_member(OnError, "on_error", run.on_error),
             validation=_validation_of(run, validation_rows, size),
             keyed_group_size=size if keys else None,
@@ -668,6 +670,14 @@ def _trainer_of(run: Run) -> tuple[GRPO | None, BaseTrainer | None]:
         expected = "rl.GRPO(...), a trainer that derives from fray.rl.trainer.BaseTrainer, or None"
         raise InvalidRequest(f"invalid trainer {trainer!r}: expected {expected}")
     return trainer.settings, trainer
+
+
+def _with_steps(trainer: GRPO, samples: int) -> GRPO:
+    """Return the settings with their steps: by default those in which each row is rolled out, the last batch whole."""
+    try:
+        return evolve(trainer, steps=trainer.steps or math.ceil(samples / trainer.batch_size))
+    except ValueError as error:
+        raise InvalidRequest(f"invalid trainer: {error}") from None
 
 
 def _choice(name: str, value: str, known: Sequence[str]) -> None:

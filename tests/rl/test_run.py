@@ -20,6 +20,11 @@ async def solve(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
     raise NotImplementedError
 
 
+class Unchanged(rl.BaseTrainer):
+    def train(self, trajectories: list[dict[str, Any]]) -> dict[str, float]:
+        return {}
+
+
 def not_async(task: dict[str, Any], llm: rl.LLM) -> None: ...
 
 
@@ -44,6 +49,17 @@ def test_groups_by_keys_may_have_samples_of_several_rows() -> None:
     plan = run(group_keys=["user"], samples_per_row=1).parts.plan
     assert (plan.order.batch_rows, plan.order.repeats, plan.group_size, plan.batch_size) == (6, 1, 3, 6)
     assert run(group_keys=["user"]).parts.facts != run().parts.facts
+
+
+def test_without_steps_a_run_ends_when_each_row_was_rolled_out() -> None:
+    for trainer in (rl.GRPO(groups=2, group_size=3), Unchanged(rl.GRPO(groups=2, group_size=3))):
+        parts = run(trainer=trainer).parts
+        assert parts.trainer is not None
+        assert (parts.plan.steps, parts.trainer.steps) == (3, 3)
+    keyed = {"trainer": rl.GRPO(groups=2, group_size=3), "group_keys": ["user"], "samples_per_row": 6}
+    assert run(**keyed).parts.plan.steps == 5
+    with pytest.raises(InvalidRequest, match="invalid trainer: invalid warmup_steps=4 of GRPO: expected at most"):
+        run(trainer=rl.GRPO(groups=2, group_size=3, warmup_steps=4))
 
 
 def test_rows_are_collected_once_without_a_trainer() -> None:

@@ -141,7 +141,7 @@ class GRPO:
     Attributes:
         groups: groups in a batch; a group is the samples of one task.
         group_size: samples of each task.
-        steps: updates after which the run ends; None: when the data ends.
+        steps: updates after which the run ends; None: as many as roll out each row of the data.
         lr: learning rate of AdamW, after the warm-up.
         warmup_steps: updates in which the learning rate rises linearly to ``lr``.
         betas: of AdamW.
