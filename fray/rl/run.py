@@ -55,7 +55,7 @@ from fray.rl.train.batch_advantages import needed_keys
 from fray.rl.train.checks import names_similar_arguments
 from fray.rl.train.settings import GRPO
 from fray.rl.trainer.base_trainer import BaseTrainer
-from fray.rl.trainer_gang import check_ranks
+from fray.rl.trainer_gang import check_ranks, check_reference
 from fray.rl.weights.published import WeightSync
 from fray.runtime.runtime import current_or_none
 from fray.tracebacks import single_errors
@@ -88,6 +88,8 @@ class Run:
         trainer_ranks: processes of the trainer, each of which computes a share of every batch. Default 1.
         unencrypted_ranks: whether they may be on several machines of a cluster with TLS, although what they send each
             other is not encrypted. Default False: the run ends before it trains.
+        reference: where the frozen model of a KL penalty is: ``"trainer"`` (default): in each process of the trainer;
+            ``"server"``: in a process of its own.
         rollout_workers: episodes at once. Default 64.
         rollout_processes: processes among which they are spread. Default: one for each 64.
         inference_servers: number of servers. Default 1.
@@ -156,8 +158,8 @@ class Run:
         env_vars: variables of the environment of all its processes. Default none beside those that they have anyway.
         trackers: ``"tensorboard"`` (in the output directory), ``"wandb"``, ``"trackio"``, ``"mlflow"``: packages that
             get the metrics of each update, beside the console and ``metrics.jsonl``. Default none.
-        resources: what each ``"trainer"``, ``"server"`` and ``"rollout"`` process reserves, and the ``"controller"`` of
-            a run that is a job of its own. Default nothing.
+        resources: what each ``"trainer"``, ``"server"`` and ``"rollout"`` process reserves, the ``"reference"`` that is
+            a server, and the ``"controller"`` of a run that is a job of its own. Default nothing.
         on_step: called with the metrics of each update, in this process or in that of the run's job.
         on_validation: called there with the metrics of each validation.
         on_post: called there with each post of a worker or trainer (`ActivityTracker.experiment_logger_post`), which is
@@ -176,6 +178,7 @@ class Run:
     trainer: GRPO | BaseTrainer | type[BaseTrainer] | None
     trainer_ranks: int = 1
     unencrypted_ranks: bool = False
+    reference: str = "trainer"
     rollout_workers: int = 64
     rollout_processes: int | None = None
     inference_servers: int = 1
@@ -542,6 +545,7 @@ def _parts_of(run: Run) -> RunParts:
     validation_rows = [] if run.validation_data is None else load_rows(run.validation_data, "validation_data")
     trainer, own = _trainer_of(run)
     check_ranks(run.trainer_ranks, trainer, own)
+    check_reference(run.reference, trainer, own, run.resources)
     if trainer is None:
         groups, size, epochs = min(COLLECTED_ROWS, len(rows)), run.samples_per_row or 1, 1
     else:
@@ -579,7 +583,7 @@ def _parts_of(run: Run) -> RunParts:
         )
     except ValueError as error:
         raise InvalidRequest(str(error)) from None
-    devices = {device_of(run.resources.get(part), run.device) for part in ("trainer", "server")}
+    devices = {device_of(run.resources.get(part), run.device) for part in ("trainer", "reference", "server")}
     if run.deterministic and devices != {"cpu"}:
         raise InvalidRequest("invalid deterministic True: on GPUs sums have no fixed order; expected device='cpu'")
     output, url, name = output_of(run.output, run.name)
@@ -637,6 +641,7 @@ def _parts_of(run: Run) -> RunParts:
         validation_rows=validation_rows,
         trainer_ranks=run.trainer_ranks,
         unencrypted_ranks=run.unencrypted_ranks,
+        reference=run.reference,
         own_trainer=own,
         settings=_settings_of(run, rows, validation_rows),
     )

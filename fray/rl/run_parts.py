@@ -29,7 +29,7 @@ RESTARTS = 20
 """Restarts of each rollout process and of the trainer within `RESTART_PERIOD_S`, before the run fails."""
 RESTART_PERIOD_S = 600.0
 DEVICES = ("cpu", "cuda")
-RESERVING = ("trainer", "server", "rollout", "controller")
+RESERVING = ("trainer", "reference", "server", "rollout", "controller")
 """Parts of a run whose processes may reserve resources."""
 START_PERIODS, START_LEAST_S = 10, 60.0
 """Time until the first answer of a process, in which a model may be loaded: in ``liveness_s``, and at least."""
@@ -45,6 +45,7 @@ class RunParts:
         model: of servers and trainer.
         trainer: settings of the trainer; None: samples are collected.
         trainer_ranks: processes of the trainer.
+        reference: where the frozen model of a KL penalty is: ``trainer`` or ``server``.
         device: on which servers and trainer compute; None: as `device_of` says.
         unencrypted_ranks: whether they may be on several machines of a cluster with TLS.
         own_trainer: the user's trainer with these settings; None: that of Fray.
@@ -61,7 +62,7 @@ class RunParts:
         freezes: whether a server that has not loaded the newest weights gets no new requests.
         transfer_s: seconds within which a server has to load weights; later it gets no requests until it has.
         threads: of the computation in each server and the trainer.
-        resources: what each part reserves, by ``trainer``, ``server``, ``rollout``, ``controller``.
+        resources: what each part reserves, by ``trainer``, ``reference``, ``server``, ``rollout``, ``controller``.
         output: directory for journal and checkpoints, which all machines of the run can write; None: a run that loses
             its coordinator fails, and one that loses its trainer begins again. With ``url``, a directory that each
             machine has for itself.
@@ -105,6 +106,7 @@ class RunParts:
     settings: dict[str, str] = field(factory=dict)
     trainer_ranks: int = 1
     unencrypted_ranks: bool = False
+    reference: str = "trainer"
     device: str | None = None
     interrupt: str = "keep"
     freezes: bool = False
@@ -145,6 +147,11 @@ class RunParts:
     def trainer_device(self) -> str:
         """Device on which each rank of the trainer computes."""
         return device_of(self.resources.get("trainer"), self.device)
+
+    @property
+    def reference_device(self) -> str:
+        """Device on which a reference in a process of its own computes."""
+        return device_of(self.resources.get("reference"), self.device)
 
     @property
     def server_device(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,15 +12,19 @@ from fray.api.actors.handle import ActorHandle
 from fray.api.actors.monitor import Down, monitor
 from fray.api.scope import Scope
 from fray.errors import ActorDied, InvalidRequest
+from fray.model.text import near_text
 from fray.rl.process_start import NOTICE_S
 from fray.rl.run_parts import RunParts
 from fray.rl.train.errors import RankLost
 from fray.rl.train.settings import GRPO
 from fray.rl.trainer.base_trainer import BaseTrainer
+from fray.rl.trainer.reference_process import ReferenceProcess
 from fray.rl.trainer.remote_api import RemoteApiTrainer
 from fray.rl.trainer.self_hosted import SelfHostedTrainer
 from fray.rl.trainer_process import RankGroup, RankPlace, TrainerProcess, TrainerRank
 
+REFERENCE_PLACES = ("trainer", "server")
+"""Places of the reference of a KL penalty: in each process of the trainer, or in a process of its own."""
 REPLACE_S = 5.0
 """Seconds after which a rank that shall be replaced is asked again."""
 
@@ -47,6 +51,7 @@ class TrainerGang:
         self._scope, self._parts, self._settings, self._coordinator = scope, parts, settings, coordinator
         self._note = note
         self._handles: list[ActorHandle] = []
+        self._reference: ActorHandle | None = None
         self._lives = [""] * parts.trainer_ranks
         """Incarnation of each rank; empty while it has none."""
         self._members: tuple[str, ...] = ()
@@ -74,9 +79,13 @@ class TrainerGang:
             InvalidRequest: they must not talk to each other from where they are.
             BaseException: what a constructor, or ``train``, raises else.
         """
+        if self._parts.reference == "server":
+            self._reference = await self._create_reference()
         for rank in range(self._parts.trainer_ranks):
             self._handles.append(await self._create(rank))
         async with trio.open_nursery() as nursery:
+            if self._reference is not None:
+                nursery.start_soon(self._follow_reference, self._reference)
             for rank in range(len(self._handles)):
                 nursery.start_soon(self._follow, nursery, rank)
             while True:
@@ -95,7 +104,7 @@ class TrainerGang:
         parts = self._parts
         dumps = None if parts.output is None else parts.output / "failed_batch"
         needs: Any = (parts.model, self._settings, parts.threads, dumps, parts.own_trainer, parts.trainer_ranks)
-        needs += (parts.trainer_device,)
+        needs += (parts.trainer_device, self._reference)
         return await self._scope.create_actor(
             TrainerRank if rank else TrainerProcess,
             *(needs if rank else (self._coordinator, *needs)),
@@ -106,16 +115,32 @@ class TrainerGang:
             on_failure="absorb",
         )
 
+    async def _create_reference(self) -> ActorHandle:
+        parts = self._parts
+        return await self._scope.create_actor(
+            ReferenceProcess,
+            parts.model,
+            self._settings.dtype,
+            parts.threads,
+            parts.reference_device,
+            resources=parts.resources.get("reference"),
+            actor_config=parts.process_settings(),
+            on_failure="absorb",  # `_follow_reference` raises it
+        )
+
+    async def _follow_reference(self, reference: ActorHandle) -> None:
+        async with monitor(reference) as events:
+            async for event in events:
+                if isinstance(event, Down):
+                    await _raise_end(reference, event)
+                    self._note("the reference was lost: the trainer waits until it is started again")
+
     async def _follow(self, nursery: trio.Nursery, rank: int) -> None:
         """Follow the incarnations of a rank."""
         async with monitor(self._handles[rank]) as events:
             async for event in events:
                 if isinstance(event, Down):
-                    if not event.will_restart:
-                        with suppress(ActorDied):
-                            # Raises the error of its constructor itself, if it has one.
-                            await self._handles[rank].ping()
-                        raise event.error
+                    await _raise_end(self._handles[rank], event)
                     self._lives[rank] = ""
                     if event.incarnation in self._members:
                         self._replace(nursery, f"rank {rank} was lost")
@@ -168,6 +193,14 @@ class TrainerGang:
         self._changed = trio.Event()
 
 
+async def _raise_end(handle: Any, event: Down) -> None:
+    """Raise the error of an actor that is not started again: that of its constructor itself, if it has one."""
+    if not event.will_restart:
+        with suppress(ActorDied):
+            await handle.ping()
+        raise event.error
+
+
 def check_places(places: Sequence[RankPlace]) -> None:
     """Check that ranks on several machines may send each other what is not encrypted.
 
@@ -199,5 +232,39 @@ def check_ranks(ranks: int, settings: GRPO | None, own: BaseTrainer | None) -> N
     if not 1 <= ranks <= most:
         why = "there is no trainer" if settings is None else "the samples of a batch"
         raise InvalidRequest(f"invalid trainer_ranks {ranks!r}: expected 1 to {most}, {why}")
-    if isinstance(own, RemoteApiTrainer) or (isinstance(own, SelfHostedTrainer) and own.has_service):
+    if _trains_elsewhere(own):
         raise InvalidRequest(f"trainer_ranks {ranks} with {type(own).__name__}: each rank would send what it trains")
+
+
+def check_reference(place: str, settings: GRPO | None, own: BaseTrainer | None, reserved: Collection[str]) -> None:
+    """Check where the reference of a trainer is.
+
+    Args:
+        place: ``trainer`` or ``server``.
+        settings: of the trainer; None: there is none.
+        own: the user's trainer.
+        reserved: parts for which resources are reserved.
+
+    Raises:
+        InvalidRequest: the trainer has no reference that could be there.
+    """
+    if place not in REFERENCE_PLACES:
+        names = " or ".join(map(repr, REFERENCE_PLACES))
+        raise InvalidRequest(f"invalid reference {place!r}: expected {names}{near_text(str(place), REFERENCE_PLACES)}")
+    if place == "trainer":
+        if "reference" in reserved:
+            raise InvalidRequest("resources has 'reference', but that is in the trainer: expected reference='server'")
+        return
+    if settings is None or settings.kl is None:
+        raise InvalidRequest("reference='server' without a KL penalty: expected a trainer such as rl.GRPO(kl=0.001)")
+    if settings.lora is not None:
+        raise InvalidRequest(
+            "reference='server' with lora: the reference is the trainer's model without the adapter, which costs no "
+            "memory; expected reference='trainer'"
+        )
+    if _trains_elsewhere(own):
+        raise InvalidRequest(f"reference='server' with {type(own).__name__}: it has no model here")
+
+
+def _trains_elsewhere(own: BaseTrainer | None) -> bool:
+    return isinstance(own, RemoteApiTrainer) or (isinstance(own, SelfHostedTrainer) and own.has_service)

@@ -42,6 +42,9 @@ from fray.tracebacks import first_error
 T = TypeVar("T")
 CONNECT_S = 300.0
 """Seconds within which the ranks of a trainer connect, or the run ends."""
+REFERENCE_S = 1200.0
+"""Seconds within which a reference in a process of its own answers, its restarts included, or the run ends. Less than
+the ranks of a trainer wait for one another."""
 SAME_ERROR_S = 5.0
 """Seconds for which the error of a rank waits for that of the first one."""
 
@@ -93,6 +96,7 @@ class TrainerRank:
         own: the user's trainer, which takes the place of the one of the settings; None: there is none.
         ranks: processes of the trainer.
         device: ``cpu`` or ``cuda``.
+        reference: the `ReferenceProcess`; None: the reference is here.
     """
 
     def __init__(
@@ -104,8 +108,10 @@ class TrainerRank:
         own: BaseTrainer | None = None,
         ranks: int = 1,
         device: str = "cpu",
+        reference: ActorHandle | None = None,
     ) -> None:
         self._ranks, self._is_connected, self._device = ranks, False, device
+        self._reference: Any = reference
         self._tracker, self._posts = ActivityTracker(), PostQueue()
         # The thresholds stay: garbage of an update may have tensors of the size of the model.
         with loading(thresholds=None):
@@ -120,6 +126,7 @@ class TrainerRank:
         own: BaseTrainer | None,
     ) -> Any:
         # Torch is loaded here, in the trainer's process, and not where this actor is created.
+        from fray.rl.tensors.kl import remote_reference
         from fray.rl.tensors.language_model import hide_progress, load_model, set_threads
         from fray.rl.tensors.policy_trainer import PolicyTrainer
         from fray.rl.tensors.ranks import Ranks
@@ -132,7 +139,11 @@ class TrainerRank:
         def policy(settings: GRPO) -> PolicyTrainer:
             # In float32, whatever type the forward pass has: an update of a weight in bfloat16 is lost in its rounding.
             return PolicyTrainer(
-                load_model(model, device=self._device), settings, ranks=ranks, dump_directory=dump_directory
+                load_model(model, device=self._device),
+                settings,
+                ranks=ranks,
+                dump_directory=dump_directory,
+                reference=None if self._reference is None else remote_reference(self._ask_reference),
             )
 
         if own is None:
@@ -203,6 +214,15 @@ class TrainerRank:
             with directory_to_read(location) as directory:
                 self._trainer.load(directory)
         self._trainer.check_ranks()
+
+    def _ask_reference(self, ids: Any, mask: Any) -> Any:
+        """Return logprobs by the reference; on the thread of an update, which waits while the reference is restarted.
+
+        Raises:
+            DeadlineExceeded: it has not answered within `REFERENCE_S`.
+        """
+        ask = self._reference.logprobs.options(idempotent=True, timeout_s=REFERENCE_S)
+        return trio.from_thread.run(ask, ids, mask)
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         # With ranks, the thread may wait for one that has ended: the end of this process must not wait for it.

@@ -127,7 +127,7 @@ def _storage_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"on_error": "stop"}, "invalid on_error 'stop'; expected one of"),
         (
             {"resources": {"servers": None}},
-            "invalid key 'servers' of resources; expected trainer, server, rollout or controller",
+            "invalid key 'servers' of resources; expected trainer, reference, server, rollout or controller",
         ),
         ({"inference_port": 0}, "invalid inference_port 0: expected the first of 1 ports, such as 8000, or None"),
         ({"inference_key": "k"}, "inference_key is for the HTTP ports of servers: expected inference_port=8000, too"),

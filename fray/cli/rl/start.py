@@ -76,6 +76,9 @@ def processes_of(parts: Any) -> list[dict[str, Any]]:
         share = "" if parts.trainer_ranks == 1 else ", a share of each batch"
         does = f"updates {_model_text(parts.model)}{share}{_device_text(parts.trainer_device)}"
         found.append({"part": "trainer", "count": parts.trainer_ranks, "does": does})
+        if parts.reference == "server":
+            does = f"scores with {_model_text(parts.model)}, for the KL penalty{_device_text(parts.reference_device)}"
+            found.append({"part": "reference", "count": 1, "does": does})
     does = f"generates with {_model_text(parts.model)}{_device_text(parts.server_device)}"
     found.append({"part": "server", "count": parts.servers, "does": does})
     workers = parts.episodes.workers

@@ -104,6 +104,7 @@ def run_of_guide(
         rollout=WorkerEpisode(worker_class, _worker_config(config)),
         trainer=_trainer_of(config, trainer_class, settings),
         trainer_ranks=config.service.train_service.world_size,
+        reference=config.service.train_service.reference,
         rollout_workers=config.rollout_worker.num_workers,
         rollout_processes=config.rollout_worker.processes,
         inference_servers=config.service.inference_service.servers,

@@ -145,6 +145,8 @@ class TrainServiceConfig(ServiceConfig):
     identifier: str | None = None
     world_size: Count = 1
     """Processes of the trainer."""
+    reference: Literal["trainer", "server"] = "trainer"
+    """Place of the frozen model of a KL penalty: each of those processes, or one of its own."""
     base_model: str | None = None
     """Name of the model for the backend ``tinker``. Default: ``model``, if that is a name."""
     rank: Count = 32

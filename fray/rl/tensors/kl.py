@@ -1,4 +1,4 @@
-"""KL divergence of each token between the policy and a reference: kl, abs, mse, low_var_kl.
+"""KL divergence of each token between the policy and a reference, and the reference: kl, abs, mse, low_var_kl.
 
 From Schulman 2020, "Approximating KL Divergence": estimates of KL(policy ‖ reference) in nats, from tokens that the
 policy has sampled, with ``d = logprob - ref_logprob``.
@@ -7,11 +7,16 @@ policy has sampled, with ``d = logprob - ref_logprob``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from fray.rl.tensors.token_batches import TokenBatch, score
 from fray.rl.tensors.token_tensors import unknown_option
+
+Reference: TypeAlias = Callable[[TokenBatch], Tensor]
+"""Returns the logprobs of a part of a batch by a frozen model, as `score` does; called without gradient."""
 
 LOW_VAR_LOG_RATIO_LIMIT = 5.0
 """Limit of the difference in ``low_var_kl``: above it the estimate only repeats that the policies differ."""
@@ -63,3 +68,35 @@ def mismatch_k3(logprobs: Tensor, behaviour_logprobs: Tensor) -> Tensor:
     """
     log_ratio = (logprobs - behaviour_logprobs).detach().clamp(-20.0, 20.0)
     return torch.expm1(log_ratio) - log_ratio
+
+
+class FrozenModel:
+    """`Reference` in this process, which also scores for others.
+
+    Args:
+        model: causal language model of Hugging Face, which this freezes.
+        dtype: of the forward pass: ``float32`` or ``bfloat16``.
+    """
+
+    def __init__(self, model: Any, dtype: str) -> None:
+        self._model = model.requires_grad_(False).eval()
+        self._dtype: torch.dtype = getattr(torch, dtype)
+
+    def __call__(self, part: TokenBatch) -> Tensor:
+        return score(self._model, part, self._dtype)[0]
+
+    def logprobs(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Return, on the CPU, what calling this with a `TokenBatch` of these tensors returns."""
+        device = next(self._model.parameters()).device
+        rows, width = ids.shape
+        with torch.no_grad():
+            return self(TokenBatch(ids.to(device), mask.to(device), (width,) * rows)).cpu()
+
+
+def remote_reference(ask: Callable[[Tensor, Tensor], Tensor]) -> Reference:
+    """Return a `Reference` of another process.
+
+    Args:
+        ask: calls `FrozenModel.logprobs` there.
+    """
+    return lambda part: ask(part.ids.cpu(), part.mask.cpu()).to(part.ids.device)

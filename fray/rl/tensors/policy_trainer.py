@@ -29,12 +29,12 @@ from fray.rl.tensors.adapters import POLICY_ADAPTER, AdapterSet
 from fray.rl.tensors.aggregation import aggregate, denominator_of
 from fray.rl.tensors.corrections import Correction, reject, truncate
 from fray.rl.tensors.critic import CriticTrainer, value_metrics
-from fray.rl.tensors.kl import kl_divergence, mismatch_k3
+from fray.rl.tensors.kl import FrozenModel, Reference, kl_divergence, mismatch_k3
 from fray.rl.tensors.kl_control import AdaptiveKlController, FixedKlController
 from fray.rl.tensors.language_model import LanguageModel
 from fray.rl.tensors.losses import LossInputs, policy_loss
 from fray.rl.tensors.ranks import Ranks
-from fray.rl.tensors.token_batches import TokenBatch, score, score_in_parts
+from fray.rl.tensors.token_batches import TokenBatch, numbers_in_parts, score, score_in_parts
 from fray.rl.tensors.token_tensors import mean_over
 from fray.rl.train.batch_advantages import advantages_of, gae_of, needed_keys
 from fray.rl.train.errors import NonFiniteUpdatesError
@@ -51,7 +51,7 @@ class PolicyTrainer:
 
     Args:
         lm: model that is trained in place, and its tokenizer. With a KL penalty its weights at this moment are copied
-            and are the reference, so make the trainer before `load`.
+            and are the reference, unless there is one, so make the trainer before `load`.
         settings: algorithm and numbers.
         clock: seconds, for the rate of tokens.
         ranks: data-parallel trainers with equal models and settings, each of which is called with the same batches and
@@ -59,6 +59,7 @@ class PolicyTrainer:
         dump_directory: where the batch is written after `NON_FINITE_LIMIT` updates without success; default: a new
             directory for temporary files.
         critic: model with which the critic of ``gae`` begins; default: a copy of ``lm``.
+        reference: of the KL penalty; default: a copy of ``lm``, or with an adapter ``lm`` without it.
 
     Raises:
         ValueError: ``critic`` has another vocabulary, or takes shorter sequences.
@@ -73,6 +74,7 @@ class PolicyTrainer:
         ranks: Ranks | None = None,
         dump_directory: str | Path | None = None,
         critic: LanguageModel | None = None,
+        reference: Reference | None = None,
     ) -> None:
         self.lm = lm
         self.settings = settings
@@ -86,8 +88,9 @@ class PolicyTrainer:
         """Weights that are trained: the model, or the tensors of its adapter."""
         if self.adapters is not None and settings.lora is not None:
             self.weights = self.adapters.add(POLICY_ADAPTER, settings.lora).tensors
-        # The reference of an adapter is the model without it.
-        self._reference = None if settings.kl is None or settings.lora is not None else _frozen_copy(self.model)
+        self._reference = reference
+        if reference is None and settings.kl is not None and settings.lora is None:
+            self._reference = FrozenModel(copy.deepcopy(self.model), settings.dtype)
         self._kl_control = kl_controller(settings)
         self._dtype = getattr(torch, settings.dtype)
         if settings.gradient_checkpointing:
@@ -161,8 +164,8 @@ class PolicyTrainer:
         for index, trajectory in enumerate(trajectories):
             check_trajectory(trajectory, vocabulary_size=self.lm.vocabulary_size, needs=(), index=index)
         batch = self._token_batch(trajectories)
-        with self._adapting(None if is_reference else POLICY_ADAPTER):
-            scores = self._score((self._reference or self.model) if is_reference else self.model, batch)
+        with self._adapting(POLICY_ADAPTER):
+            scores = self._score_by_reference(batch) if is_reference else self._score(self.model, batch)
         return [row[:length] for row, length in zip(scores.tolist(), batch.lengths, strict=True)]
 
     def update(self, trajectories: Sequence[Trajectory] | Batch) -> dict[str, float]:
@@ -363,6 +366,13 @@ class PolicyTrainer:
         limits = self._row_limit(batch), self.settings.micro_batch_tokens
         return score_in_parts(model, batch, *limits, self._dtype, self._ranks)
 
+    def _score_by_reference(self, batch: TokenBatch) -> Tensor:
+        if self._reference is None:  # that of an adapter is the model without it
+            with self._adapting(None):
+                return self._score(self.model, batch)
+        limits = self._row_limit(batch), self.settings.micro_batch_tokens
+        return numbers_in_parts(self._reference, batch, *limits, self._ranks)
+
     def _row_limit(self, batch: TokenBatch) -> int | None:
         limit = self.settings.micro_batch
         return limit if self._ranks is None else self._ranks.row_limit(len(batch), limit)
@@ -384,8 +394,7 @@ class PolicyTrainer:
                 batch = batch.with_columns(weights=correction.weights, kept=correction.mask)
                 metrics = {f"rollout_{name}": value for name, value in correction.metrics.items()}
         if settings.kl is not None:
-            with self._adapting(None):
-                batch = batch.with_columns(ref_logprobs=self._score(self._reference or self.model, batch))
+            batch = batch.with_columns(ref_logprobs=self._score_by_reference(batch))
         return batch, metrics
 
     def _correct(self, logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Correction:
@@ -628,10 +637,6 @@ def kl_controller(settings: GRPO) -> AdaptiveKlController | FixedKlController:
 
 def _trained(weights: flat_weights.Weights) -> Iterable[tuple[str, Tensor]]:
     return weights.named_parameters() if isinstance(weights, torch.nn.Module) else weights.items()
-
-
-def _frozen_copy(model: Any) -> Any:
-    return copy.deepcopy(model).requires_grad_(False).eval()
 
 
 def _check_fits(critic: LanguageModel, policy: LanguageModel) -> None:

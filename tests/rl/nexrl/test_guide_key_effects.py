@@ -128,6 +128,7 @@ KEYS: dict[str, Any] = {
     "service.train_service.model": {"layers": 2, "width": 16},
     "service.train_service.model_tag": ("other", {"trainer": {"type": "remote_api_grpo"}}),
     "service.train_service.world_size": 2,
+    "service.train_service.reference": ("server", KL),
     "service.inference_service.backend": "vllm",
     "service.inference_service.model": ("other", "one", {"service": {"train_service": {"model": None}}}),
     "service.inference_service.model_tag": "other",

@@ -333,6 +333,34 @@ def test_the_penalty_in_the_reward_lowers_the_reward_by_the_divergence_of_all_to
     assert metrics["kl"] == pytest.approx(sum(divergences) / len(divergences), abs=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("place", ["loss", "reward"])
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_an_update_with_the_reference_in_another_process_is_that_with_it_beside(
+    dtype: str, place: str, micro_batch: int | None
+) -> None:
+    settings = GRPO(2, 4, lr=1e-2, dtype=dtype, micro_batch=micro_batch, kl=KlPenalty(0.5, "kl", place))
+    asked: list[int] = []
+
+    def ask(ids: Any, mask: Any) -> Any:
+        asked.append(len(ids))
+        return elsewhere.logprobs(ids, mask)
+
+    elsewhere = kl.FrozenModel(tiny_model(dtype="float32").model, dtype)
+    found = []
+    for reference in (None, kl.remote_reference(ask)):
+        lm = tiny_model(dtype="float32")
+        trainer = PolicyTrainer(lm, settings, clock=lambda: 0.0, reference=reference)
+        metrics = [trainer.update(trajectories_of(lm, seed=seed)) for seed in range(3)]
+        found.append((metrics, trainer.reference_logprobs(trajectories_of(lm)), weights_of(lm)))
+    (beside, logprobs, weights), (remote, its_logprobs, its_weights) = found
+    assert remote == beside
+    assert remote[-1]["kl"] != 0
+    assert its_logprobs == logprobs
+    assert furthest(its_weights, weights) == 0
+    assert asked == ([8] * 4 if micro_batch is None else [3, 3, 2] * 4)
+
+
 def test_an_adaptive_penalty_grows_while_the_policy_is_far_from_the_reference() -> None:
     lm = tiny_model()
     trainer = PolicyTrainer(lm, GRPO(2, 4, lr=1e-2, kl=KlPenalty(0.1, "low_var_kl", target=1e-4, horizon=100)))
