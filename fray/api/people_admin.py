@@ -9,8 +9,10 @@ from fray.model.messages.people import (
     AddUser,
     AuditRecord,
     AuditRecords,
+    GetLaunchUsers,
     Invitation,
     KeyInfo,
+    LaunchUsers,
     ListKeys,
     ListNamespaces,
     ListUsers,
@@ -64,6 +66,15 @@ class PeopleAdmin:
         reply = await self._runtime.client.request(ListUsers())
         assert isinstance(reply, Users)
         return list(reply.users)
+
+    async def launch_users(self) -> dict[str, float] | None:
+        """Return for whom the caller may launch jobs (`JobRequest.on_behalf_of`), with the weights of their shares.
+
+        None: the cluster has no users of its own: no one has a key, and no user has a table in the policy.
+        """
+        reply = await self._runtime.client.request(GetLaunchUsers())
+        assert isinstance(reply, LaunchUsers)
+        return reply.weights if reply.has_users else None
 
     async def list_keys(self, user: str = "") -> list[KeyInfo]:
         """Return valid keys and open invitations, oldest first; those of other users only to an admin.

@@ -295,6 +295,7 @@ class Cluster(LaunchMixin, ReservationMixin):
     list_users = make_blocking(native.Cluster.list_users)
     list_keys = make_blocking(native.Cluster.list_keys)
     revoke_keys = make_blocking(native.Cluster.revoke_keys)
+    launch_users = make_blocking(native.Cluster.launch_users)
     share_namespace = make_blocking(native.Cluster.share_namespace)
     list_namespaces = make_blocking(native.Cluster.list_namespaces)
     audit_records = make_blocking(native.Cluster.audit_records)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 from attrs import define, field
@@ -30,6 +30,7 @@ from fray.model.access.user_keys import (
 )
 from fray.model.ids import ANONYMOUS_PREFIX, Namespace, check_name, mint
 from fray.model.messages.people import KeyGrant, KeyInfo, NamespaceInfo, RedeemInvitation, UserInfo
+from fray.model.policy.policy import EVERYONE
 
 USERS_LIMIT = 10_000
 KEYS_LIMIT = 100
@@ -38,7 +39,6 @@ NAMESPACES_LIMIT = 1_000
 """Namespaces of one user."""
 SHARES_LIMIT = 1_000
 """Users with whom one namespace is shared."""
-EVERYONE = "*"
 
 _log = logging.getLogger("fray.controller")
 
@@ -140,6 +140,11 @@ class People:
             }
         )
         return keys
+
+    @property
+    def names(self) -> Collection[str]:
+        """Names of all users."""
+        return self._users.keys()
 
     def users(self, now: float) -> tuple[UserInfo, ...]:
         """Return all users, by name."""

@@ -208,6 +208,8 @@ class JobRequest(Generic[T_co]):
         preemption_notice_s: seconds between the notice of a preemption (`CurrentJob.preempted`; programs get SIGTERM)
             and the start of the termination, limited by the cluster's policy (600). Default 0: it begins at once.
         wait_limit_s: seconds of waiting for machines after which it fails as ``unschedulable``. Default None: never.
+        on_behalf_of: user of the job, whose quota, share and bands count; refused unless the cluster's policy grants it
+            (``launches_for``). Default None: the user of who launches it.
 
     Raises:
         InvalidRequest: a value of another type, an impossible name or amount.
@@ -237,6 +239,7 @@ class JobRequest(Generic[T_co]):
     preemption_notice_s: float = 0.0
     wait_limit_s: float | None = None
     role: JobRole | None = field(default=None, converter=as_role)
+    on_behalf_of: str | None = None
 
     def __attrs_post_init__(self) -> None:
         check_name(self.name, "a job")
@@ -289,6 +292,11 @@ class JobRequest(Generic[T_co]):
                 line = f"Entrypoint.from_binary({program!r}, {args!r})"
             raise InvalidRequest(
                 f"job {self.name!r}: entrypoint={short_repr(entry)} must be an Entrypoint or a function: write {line}"
+            )
+
+        if self.on_behalf_of is not None and not (isinstance(self.on_behalf_of, str) and self.on_behalf_of):
+            raise InvalidRequest(
+                f"job {self.name!r}: on_behalf_of={short_repr(self.on_behalf_of)} must be a user's name"
             )
 
     def members(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -294,8 +294,9 @@ class AdapterEngine:
 
     async def info(self) -> dict[str, Any]:
         """Return facts: ``max_length`` and ``vocabulary_size`` of the base model, ``slice_tokens`` of training,
-        names of the adapters ``resident`` in memory and of the models ``offloaded``, ``seconds`` of computation by
-        user, ``waited`` seconds of all turns together, users who wait ``behind`` others, ``slots`` for samples."""
+        names of the adapters ``resident`` in memory and of the models ``offloaded``, ``seconds`` of computation and
+        ``weights`` by user, ``waited`` seconds of all turns together, users who wait ``behind`` others, ``slots`` for
+        samples."""
         resident = set(self._runner.resident)
         return {
             "max_length": self._runner.max_length,
@@ -307,7 +308,12 @@ class AdapterEngine:
             "waited": self._waited + sum(trio.current_time() - asked for asked in self._asked_at.values()),
             "behind": self._turns.behind(),
             "slots": self._runner.slots,
+            "weights": dict(self._turns.weights),
         }
+
+    async def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Set the weights of users in the time of this engine, in place of all earlier ones; others have 1."""
+        self._turns.weights = weights
 
     # Turns ------------------------------------------------------------------------------------------------------------
 

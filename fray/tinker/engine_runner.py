@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from attrs import frozen
+from attrs import evolve, frozen
 
 from fray.api.cluster import Cluster
+from fray.api.jobs.job_spec import actor_request
 from fray.errors import FrayError
+from fray.model.policy.priority import Band
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig
 from fray.rl.model_spec import ModelSpec
@@ -43,6 +45,10 @@ class EnginePlan:
     threads: int | None = None
     resources: ResourceConfig | None = None
     limits: UserLimits = DEFAULT_LIMITS
+    on_behalf_of: str | None = None
+    """User of the cluster whose jobs the engines are; None: the user of the service."""
+    priority: Band | None = None
+    """Band of these jobs; None: the default of their user."""
 
 
 @frozen
@@ -85,6 +91,11 @@ class EngineRunner(ABC):
     def starts(self) -> int:
         """Starts of its engine, since the service began."""
         return self._kept.starts
+
+    @property
+    def is_up(self) -> bool:
+        """True if its engine has a process; it may still load."""
+        return self._kept.is_up
 
     def see_client(self) -> None:
         """Note that its client exists."""
@@ -140,11 +151,12 @@ class EngineRunner(ABC):
         """Create the engine in a scope."""
 
     async def _create_actor(self, scope: Any, kind: type, *arguments: Any) -> Any:
-        return await scope.create_actor(
-            kind,
-            *arguments,
-            name=self._name,
-            resources=self._plan.resources,
-            actor_config=ActorConfig(max_restarts=RESTARTS, restart_period_s=RESTART_PERIOD_S, must_start=True),
-            on_failure="absorb",
+        plan = self._plan
+        request = evolve(
+            actor_request(self._name, plan.resources, None, RESTARTS),
+            on_behalf_of=plan.on_behalf_of,
+            priority=plan.priority,
         )
+        config = ActorConfig(max_restarts=RESTARTS, restart_period_s=RESTART_PERIOD_S, must_start=True)
+        (engine,) = await scope.launch_actors(request, None, kind, arguments, {}, config, on_failure="absorb")
+        return engine

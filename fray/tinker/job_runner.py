@@ -124,7 +124,8 @@ class JobRunner(EngineRunner):
         restarts = f"; its engine was restarted {self.starts - 1} times" if self.starts > 1 else ""
         restarts += "".join(f"; {each}" for each in (self._snapshot_error, self._store.trouble) if each)
         waiting = self.unfinished
-        if self._begun_at is None:
+        # A request that was sent to an engine that was lost since waits for the next one.
+        if self._begun_at is None or not self.is_up:
             doing = "waits for its client's next request" if not waiting else f"{waiting} requests wait for its engine"
             return f"{doing}; {self.ledger.applied} executed{restarts}"
         entry = self.ledger.entries[self.ledger.applied + 1]

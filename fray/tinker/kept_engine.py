@@ -20,6 +20,9 @@ MakeActor: TypeAlias = Callable[[Any], Awaitable[Any]]
 _OWN_DOING = (EndReason.FAILURE, EndReason.KILLED, EndReason.OUT_OF_MEMORY)
 """Causes for which another start would do no better; machines that are lost or taken away are others."""
 
+EXPLAIN_S = 2.0
+"""Seconds for which the cluster's explanation is waited for."""
+
 log = logging.getLogger("fray.tinker")
 
 
@@ -33,13 +36,14 @@ class EngineRestarted(KeyError):
 
 async def explained_engine(cluster: Cluster, name: str) -> str:
     """Return what the engine of a name waits for: it is a job of Fray, which may need room."""
-    engines = [each for each in await cluster.list_jobs() if each.name == name]
-    if not engines:
-        return "it is being submitted"
-    try:
-        return await cluster.explain(engines[-1].job_id)
-    except FrayError as error:
-        return f"it is being started; {error}"
+    # Bounded: a client that asks for the state of its job must not wait for a controller that is away.
+    with trio.move_on_after(EXPLAIN_S):
+        try:
+            engines = [each for each in await cluster.list_jobs() if each.name == name]
+            return await cluster.explain(engines[-1].job_id) if engines else "it is being submitted"
+        except FrayError as error:
+            return f"it is being started; {error}"
+    return "the cluster does not answer now"
 
 
 async def failed_start(cluster: Cluster, name: str) -> str:

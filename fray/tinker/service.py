@@ -116,6 +116,7 @@ class TrainingService:
             ),
             lambda user_id, tokens, seconds: self._jobs.usage.add(trio.current_time(), user_id, tokens, seconds),
             settings.limits.user,
+            lambda: self._jobs.weights,
         )
         self._ready = trio.Event()
         self._url = ""

@@ -14,7 +14,9 @@ from attrs import evolve, frozen
 
 from fray.api.cluster import Cluster
 from fray.model.messages.session import VERSION
-from fray.tinker.core.inference_config import inference_settings_of
+from fray.model.policy.priority import Band
+from fray.tinker.cluster_users import ClusterUsers
+from fray.tinker.core.inference_config import InferenceSettings, inference_settings_of
 from fray.tinker.core.job_queue import QueuedJob, decide_starts, expected_start
 from fray.tinker.core.job_states import ServiceJobState, may_become
 from fray.tinker.core.keys import USER_NAME_LIMIT, ServiceUser, hash_of, new_key, new_user_id, user_of_key
@@ -87,6 +89,7 @@ class ServiceJobs:
         self._nursery: trio.Nursery | None = None
         self._cluster: Cluster | None = None
         self.version = VERSION
+        self.cluster_users = ClusterUsers()
         self.usage = UsageWindow()
         self.operator_key = new_key(secrets.token_hex)
         """Key of an administrator until this service ends; it is in its directory alone."""
@@ -98,7 +101,14 @@ class ServiceJobs:
 
     @property
     def has_registration(self) -> bool:
-        return self.limits.has_registration
+        # Else a stranger could register as a user of the cluster.
+        return self.limits.has_registration and self.cluster_users.weights is None
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weights of the users' shares of engines, by id; those of others are 1."""
+        known = self.cluster_users.weights or {}
+        return {user.user_id: known[user.name] for user in self.users.values() if user.name in known}
 
     async def run(self, cluster: Cluster, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the jobs until cancelled, those of before a restart first. Reports `started` when all are known."""
@@ -107,6 +117,7 @@ class ServiceJobs:
         self.jobs = {job.job_id: job for job in await store.call(store.jobs)}
         async with trio.open_nursery() as self._nursery:
             self._cluster = cluster
+            await self._nursery.start(self.cluster_users.run, cluster)
             for job in self.jobs.values():
                 if not job.state.is_final:
                     await self._add_runner(job)
@@ -140,10 +151,12 @@ class ServiceJobs:
         """Create a user and return it with its key, which is not kept. One whose key was revoked gets a new key.
 
         Raises:
-            JobRefused: the name is taken, or cannot be one.
+            JobRefused: the name is taken, or cannot be one, or is of no user of the cluster, which has users.
         """
         if not name or len(name) > USER_NAME_LIMIT or not name.isprintable():
             raise JobRefused(f"username {name!r:.100}: expected 1 to {USER_NAME_LIMIT} printable characters")
+        if refusal := self.cluster_users.refusal_of(name):
+            raise JobRefused(refusal)
         key = new_key(secrets.token_hex)
         known = next((user for user in self.users.values() if user.name == name), None)
         if known is not None and not known.key_hash and known.is_admin == is_admin:
@@ -170,8 +183,15 @@ class ServiceJobs:
         return user
 
     def user_of_key(self, key: str) -> ServiceUser | None:
-        """Return the user of a key, ``otk_…`` or ``tml-…``; None if it belongs to none."""
-        return user_of_key({**self.users, "": self._operator}, key)
+        """Return the user of a key, ``otk_…`` or ``tml-…``; None if it belongs to none who is a user still."""
+        user = user_of_key({**self.users, "": self._operator}, key)
+        return user if user is None or self._is_user(user.user_id) else None
+
+    def _is_user(self, user_id: str) -> bool:
+        """Return whether a user has not been removed from the cluster."""
+        user = self.users.get(user_id)
+        # The others are the service's own: the operator, and who needs no key.
+        return user is None or self.cluster_users.has(user.name)
 
     def may_see(self, user: ServiceUser, job: ServiceJob) -> bool:
         """Return whether a user may see and end a job: its owner, and administrators."""
@@ -266,19 +286,22 @@ class ServiceJobs:
         return f"expected to start in about {amount}, if the jobs that have the GPUs end after their planned steps"
 
     async def explained_message_of(self, job: ServiceJob) -> str:
-        """Return `message_of`, with what its engine waits for while it is being started."""
-        text = self.message_of(job)
-        return f"{text}: {await self.explain(job)}" if job.state is ServiceJobState.STARTING else text
+        """Return `message_of`, with what its engine waits for while it is being started, or started again."""
+        text, runner = self.message_of(job), self.runners.get(job.job_id)
+        waits = job.state is not ServiceJobState.QUEUED and runner is not None and not runner.is_up
+        return f"{text}: {await self.explain(job)}" if waits else text
 
     def ended_text(self, job: ServiceJob) -> str:
         """Return that a job has ended, and why."""
         return f"job {job.job_id} has ended: {job.state.value}{job.error and ': '}{job.error}"
 
     def job_at(self, address: str) -> ServiceJob | None:
-        """Return the job of an address, ``ID-SECRET``; None if there is none."""
+        """Return the job of an address, ``ID-SECRET``; None if there is none of one who is a user still."""
         job_id, _, secret = address.rpartition("-")
         job = self.jobs.get(job_id)
-        return job if job is not None and hmac.compare_digest(job.secret.encode(), secret.encode()) else None
+        if job is None or not hmac.compare_digest(job.secret.encode(), secret.encode()):
+            return None
+        return job if self._is_user(job.user_id) else None
 
     def name_of(self, user_id: str) -> str:
         """Return the name of a user."""
@@ -290,10 +313,11 @@ class ServiceJobs:
         runner = self.runners.get(job.job_id)
         if runner is None or job.state is ServiceJobState.QUEUED:
             return self.message_of(job)
-        if job.state is ServiceJobState.RUNNING and runner.starts:
+        if job.state is ServiceJobState.RUNNING and runner.is_up:
             return runner.activity()
         assert self._cluster is not None
-        return await explained_engine(self._cluster, f"tinker-{job.job_id}")
+        text = await explained_engine(self._cluster, f"tinker-{job.job_id}")
+        return f"{runner.activity()}; {text}" if runner.starts else text
 
     async def checkpoints_of(self, job: ServiceJob) -> list[dict[str, Any]]:
         """Return ``path``, ``step`` and ``bytes`` of each checkpoint that the client has saved."""
@@ -343,15 +367,19 @@ class ServiceJobs:
             return self.limits.user.queued_requests - unfinished
 
         callbacks = JobCallbacks(on_start, on_failure, on_use, room)
-        if job.is_inference:
-            settings = inference_settings_of(job.config)
+        settings = inference_settings_of(job.config) if job.is_inference else settings_of(job.config)[0]
+        plan = evolve(self._plan, priority=Band(settings.priority) if settings.priority else None)
+        user = self.users.get(job.user_id)
+        if self.cluster_users.weights is not None and user is not None:
+            plan = evolve(plan, on_behalf_of=user.name)
+        if isinstance(settings, InferenceSettings):
             path = settings.model_path
             # A name that is not served any more is not looked for elsewhere.
             model = self._plan.models.get(path) or (path if Path(path).is_absolute() else None)
-            self.runners[job.job_id] = InferenceRunner(job, settings, model, self._plan, callbacks)
+            self.runners[job.job_id] = InferenceRunner(job, settings, model, plan, callbacks)
             return
         entries = await self._store.keep(self._store.entries, job.job_id)
-        self.runners[job.job_id] = JobRunner(job, self._plan, self._store, entries, callbacks)
+        self.runners[job.job_id] = JobRunner(job, plan, self._store, entries, callbacks)
 
     def _queue(self) -> tuple[list[QueuedJob], dict[str, tuple[int, ...]]]:
         """Return the jobs that wait, and the GPUs of the others."""

@@ -128,6 +128,7 @@ SAMPLES: dict[type, Callable[[Side], Any]] = {
     people.AddUser: lambda side: people.AddUser(user="carl", role="admin"),
     people.RemoveUser: lambda side: people.RemoveUser(user=side.user),
     people.ListUsers: lambda side: people.ListUsers(),
+    people.GetLaunchUsers: lambda side: people.GetLaunchUsers(),
     people.ListKeys: lambda side: people.ListKeys(user=side.user),
     people.RevokeKeys: lambda side: people.RevokeKeys(keys=(side.key,)),
     people.ShareNamespace: lambda side: people.ShareNamespace(namespace=side.namespace, users=("carl",)),

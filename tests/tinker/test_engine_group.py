@@ -172,5 +172,22 @@ async def test_a_future_says_that_users_who_were_served_less_come_first(tmp_path
             if any(state == "paused_rate_limit" for state, _ in seen):
                 break
         assert ("paused_rate_limit", "1 users come first, who were served less than you") in seen, seen
+
+
+async def test_engines_have_the_weights_of_users_as_they_are_now(tmp_path: Path) -> None:
+    plan = AdapterPlan({"tiny": MODEL}, tmp_path / "engines", threads=1)
+    store, weights = TinkerStore(tmp_path), {"user_ada": 2.0}
+    async with fray.open_cluster("local", logs=False) as cluster, trio.open_nursery() as nursery:
+        api = RunsApi(TinkerRuns(store, plan, weights=lambda: dict(weights)))
+        await nursery.start(api.runs.run, cluster)
+        await api.create(0)
+        (group,) = api.runs.groups.values()
+        (engine,) = group.engines
+        for known in ({"user_ada": 2.0}, {"user_bob": 3.0}):
+            weights.clear()
+            weights |= known
+            with trio.fail_after(60):
+                while engine.info.get("weights") != known:  # noqa: ASYNC110 - an engine sends no notification
+                    await trio.sleep(0.05)
         nursery.cancel_scope.cancel()
     store.close()

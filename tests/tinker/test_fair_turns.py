@@ -34,6 +34,19 @@ def test_users_are_behind_those_who_wait_and_were_served_less() -> None:
     assert turns.behind() == {}
 
 
+def test_a_user_of_twice_the_weight_has_twice_the_time() -> None:
+    turns = FairTurns()
+    turns.weights = {"ada": 2.0, "gone": 5.0}
+    for _ in range(30):
+        asked = [turns.ask([user]) for user in ("ada", "bob")]
+        assert turns.next() in asked
+        turns.end(1.0)
+        for turn in asked:
+            if turn in turns._waiting:
+                turns.withdraw(turn)
+    assert turns.seconds == {"ada": 20.0, "bob": 10.0}
+
+
 @given(st.lists(ACTIONS, max_size=60))
 def test_the_turn_of_the_least_served_user_is_next_as_in_a_list(actions: list[list[str] | str | float]) -> None:
     turns = FairTurns()

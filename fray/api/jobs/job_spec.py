@@ -472,7 +472,7 @@ def _base_spec(request: JobRequest, runtime: Runtime, entry: EntryKind, content:
         job_id=mint_job_id(request.name, runtime.rng),
         name=request.name,
         namespace=runtime.namespace,
-        user=runtime.user,
+        user=request.on_behalf_of or runtime.user,
         entry=entry,
         payload=None if content is None else value_id(content),
         demand=demand,

@@ -25,6 +25,7 @@ from fray.model.messages import bundles, client, people, usage
 from fray.model.messages.maintenance import WhatIf
 from fray.model.messages.node import ReadLog
 from fray.model.messages.tunnels import OpenTunnel
+from fray.model.policy.policy import DEFAULT_TENANT, EVERYONE
 from fray.model.reservations import ReservationId
 from fray.model.specs import JobSpec
 from fray.scheduler.jobs.queries import is_root, living_jobs
@@ -158,7 +159,34 @@ class AccessScope:
         own = tuple(one for one in names.endpoints if self.has_actor(one.actor_id, one.namespace))
         return names if len(own) == len(names.endpoints) else evolve(names, endpoints=own)
 
+    def launch_users(self) -> dict[str, float] | None:
+        """Return the users for whom the client may launch jobs, with the weights of their shares.
+
+        Users of the cluster are those with keys; where no one has a key, those with a table in the policy. None: there
+        are none of either kind.
+        """
+        policy, identity = self._state.policy, self._identity
+        known = self._people.names or policy.users.keys() - {DEFAULT_TENANT}
+        if not known:
+            return None
+        # The holder of the cluster's token may say that it is any user.
+        granted = policy.user(identity.user).launches_for
+        has_all = identity.is_stated or EVERYONE in granted
+        return {
+            name: policy.user(name).weight
+            for name in sorted(known)
+            if has_all or name == identity.user or name in granted
+        }
+
     # Checks
+
+    def check_launches_for(self, user: str) -> None:
+        """Check that the client may launch jobs of another user. Raises Unauthorized."""
+        if user not in (self.launch_users() or ()):
+            raise Unauthorized(
+                f"user {self.user!r} may not launch jobs for {user!r}: an operator grants that, for its users, "
+                f"by launches_for = [{user!r}] below [users.{self.user}] in the policy, see docs/policy.md"
+            )
 
     def check_job(self, job_id: JobId) -> None:
         """Raise Unauthorized for a job of others, NoSuchJob for an unknown one."""
@@ -237,7 +265,7 @@ def admit(peer: Requester, message: Any) -> Any:
         raise Unauthorized(
             f"{identity} may not send {type(message).__name__}: see the table of roles in docs/security.md"
         )
-    message = _with_user(identity, message)
+    message = _with_user(peer, identity, message)
     narrow = NARROWED.get(type(message)) if access is Access.OWN else None
     return message if narrow is None else narrow(peer.scope, message)
 
@@ -247,16 +275,23 @@ def scope_for(peer: Requester, request: type) -> AccessScope | None:
     return peer.scope if access_of(peer.identify().role, request) is not Access.ALL else None
 
 
-def _with_user(identity: Identity, message: Any) -> Any:
-    """Return a request with the identity's user in its specs, whatever they say."""
+def _with_user(peer: Requester, identity: Identity, message: Any) -> Any:
+    """Return a request with the identity's user in its specs, whatever they say; with another one where it is granted.
+
+    Raises:
+        Unauthorized: it is not granted.
+    """
     # The holder of the cluster's token says for whom it acts, as there is nothing else that would.
     if identity.is_stated:
         return message
     match message:
         case client.Launch():
-            if all(spec.user == identity.user for spec in message.jobs):
+            user = message.on_behalf_of or identity.user
+            if user != identity.user:
+                peer.scope.check_launches_for(user)
+            if all(spec.user == user for spec in message.jobs):
                 return message
-            return evolve(message, jobs=tuple(evolve(spec, user=identity.user) for spec in message.jobs))
+            return evolve(message, jobs=tuple(evolve(spec, user=user) for spec in message.jobs))
         case client.CreateReservation():
             return evolve(message, spec=evolve(message.spec, user=identity.user))
         case WhatIf():
@@ -418,6 +453,7 @@ FILTERED = (
 OF_SENDER = (
     *(client.ProvideSecrets, client.Register, client.Unregister, client.Unwatch, client.SaveCheckpoint),
     *(client.FetchCheckpoint, client.ReportWait, client.EndSession),
+    people.GetLaunchUsers,
 )
 """Requests that are about the sender by themselves."""
 

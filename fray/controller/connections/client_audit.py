@@ -82,6 +82,11 @@ def _list(texts: Iterable[str]) -> str:
     return ", ".join(found[:TARGETS_SHOWN]) + more
 
 
+def _launch(message: messages.Launch) -> str:
+    whose = f" for {message.on_behalf_of}" if message.on_behalf_of else ""
+    return _list(spec.job_id for spec in message.jobs) + whose
+
+
 def _terminate(message: messages.Terminate) -> str:
     named = {"name": message.name, "prefix": message.prefix, "group": message.group}
     chosen = [f"{key}={value}" for key, value in named.items() if value]
@@ -90,7 +95,7 @@ def _terminate(message: messages.Terminate) -> str:
 
 # Targets only: no variables, no payloads, no values of secrets.
 _TARGETS: dict[type, Callable[..., str]] = {
-    messages.Launch: lambda message: _list(spec.job_id for spec in message.jobs),
+    messages.Launch: _launch,
     messages.ProvideSecrets: lambda message: _list(message.secrets),
     messages.Terminate: _terminate,
     messages.FetchBlob: lambda message: message.blob,

@@ -556,6 +556,7 @@ HANDLERS: dict[type, Callable[[ClientConnection, int, Any, Sequence[Bytes]], Ans
     people.AddUser: people_requests.add_user,
     people.RemoveUser: people_requests.remove_user,
     people.ListUsers: people_requests.list_users,
+    people.GetLaunchUsers: people_requests.launch_users,
     people.ListKeys: people_requests.list_keys,
     people.RevokeKeys: people_requests.revoke_keys,
     people.ShareNamespace: people_requests.share_namespace,

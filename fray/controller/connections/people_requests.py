@@ -33,6 +33,11 @@ def list_users(client: ClientConnection, ref: int, message: people.ListUsers, bl
     return people.Users(users=client.context.people.users(client.context.inbox.current_time())), ()
 
 
+def launch_users(client: ClientConnection, ref: int, message: people.GetLaunchUsers, blobs: Sequence[Bytes]) -> Answer:
+    users = client.scope.launch_users()
+    return people.LaunchUsers(has_users=users is not None, weights=users or {}), ()
+
+
 def list_keys(client: ClientConnection, ref: int, message: people.ListKeys, blobs: Sequence[Bytes]) -> Answer:
     keys = client.context.people.keys(client.context.inbox.current_time(), message.user)
     users = client.hub.previous_token_users() if scope_for(client, people.ListKeys) is None else ()

@@ -68,7 +68,7 @@ _ROWS: dict[str, tuple[type, ...]] = {
         *(client.Launch, client.ProvideSecrets, client.CreateReservation),
         *(client.Register, client.Unregister, client.Watch, client.Unwatch),
         *(client.SaveCheckpoint, client.FetchCheckpoint, client.ReportWait),
-        tunnels.OpenTunnel,
+        *(tunnels.OpenTunnel, people.GetLaunchUsers),
     ),
     "-oyyo--": (client.Terminate, client.GetStacks, client.RenewReservation, client.ReleaseReservation),
     "yoyyo--": (

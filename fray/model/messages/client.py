@@ -97,6 +97,8 @@ class Launch:
     """Values sent by the author, by name of the secret. They are in no spec; the controller has them only in memory."""
     group: JobGroupSpec | None = None
     """All the jobs are the members of this new group."""
+    on_behalf_of: str = ""
+    """User of the jobs, if it is another one than the sender's. Error: Unauthorized, unless the policy grants it."""
 
 
 @frozen(kw_only=True)

@@ -59,6 +59,19 @@ class Users:
 
 
 @frozen(kw_only=True)
+class GetLaunchUsers:
+    """Ask for whom the sender may launch jobs (``Launch.on_behalf_of``). Reply: `LaunchUsers`."""
+
+
+@frozen(kw_only=True)
+class LaunchUsers:
+    has_users: bool
+    """False: the cluster has no users of its own: no one has a key, and no user has a table in the policy."""
+    weights: dict[str, float]
+    """Weights of the shares of those users, by name; the sender's own user among them, if it is one of the cluster."""
+
+
+@frozen(kw_only=True)
 class ListKeys:
     """List keys and open invitations. Reply: `UserKeys`, oldest first; of oneself only, unless an admin asks."""
 

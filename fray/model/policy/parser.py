@@ -152,6 +152,12 @@ def _borrow(where: str, value: Any) -> bool | Amounts:
 # Tables --------------------------------------------------------------------------------------------------------------
 
 
+def _launches_for(where: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value or not all(isinstance(name, str) and name for name in value):
+        raise InvalidRequest(f'{where}={short_repr(value)} must be a list of users: write ["ada", "bob"], or ["*"]')
+    return tuple(value)
+
+
 def _tenants(keys: Mapping[str, tuple[str, Reader]]) -> Reader:
     """Return the reader of ``[users.NAME]`` or ``[namespaces.NAME]``; missing keys are those of ``"*"``, else the
     defaults."""
@@ -171,6 +177,9 @@ def _tenants(keys: Mapping[str, tuple[str, Reader]]) -> Reader:
             found[name] = {}
             for key, amount in its.items():
                 field, reader = _look_up(key, keys, place)
+                if field == "launches_for" and name == DEFAULT_TENANT:
+                    # All users would have each other's quotas, and namespaces.
+                    raise InvalidRequest(f"{place}: launches_for is granted to one user: write it below [{where}.NAME]")
                 found[name][field] = reader(f"{place} {key}", amount)
         common = found.get(DEFAULT_TENANT, {})
         return {name: TenantPolicy(**(common | its)) for name, its in found.items()}
@@ -235,7 +244,11 @@ NAMESPACE: Mapping[str, tuple[str, Reader]] = {
     "quota": ("quota", amounts),
     "borrow": ("borrow", _borrow),
 }
-USER: Mapping[str, tuple[str, Reader]] = {**NAMESPACE, "bands": ("bands", _bands)}
+USER: Mapping[str, tuple[str, Reader]] = {
+    **NAMESPACE,
+    "bands": ("bands", _bands),
+    "launches_for": ("launches_for", _launches_for),
+}
 TABLES: Mapping[str, tuple[str, Reader]] = {
     "half_life_s": ("half_life_s", positive),
     "users": ("users", _tenants(USER)),

@@ -15,6 +15,8 @@ HALF_LIFE_S = 86_400.0
 """Half-life of past usage: a day, so that yesterday's heavy users wait today, while last week hardly counts."""
 DEFAULT_TENANT = "*"
 """Name of the table for tenants without one, and for keys that a tenant's table lacks."""
+EVERYONE = "*"
+"""All users of the cluster, where a list of users is expected."""
 DEFAULT_BANDS = (Band.PRODUCTION, Band.INTERACTIVE, Band.BATCH)
 
 
@@ -36,12 +38,15 @@ class TenantPolicy:
         bands: priority bands this user may request; not used for namespaces.
         quota: amount that is not borrowed. None: everything is within the quota.
         borrow: amount allowed beyond the quota: True: any surplus; False: nothing; or an amount.
+        launches_for: users of the cluster for whom this user's jobs and drivers may launch jobs; ``*``: all. Not used
+            for namespaces.
     """
 
     weight: float = 1.0
     bands: tuple[Band, ...] = DEFAULT_BANDS
     quota: Amounts | None = None
     borrow: bool | Amounts = True
+    launches_for: tuple[str, ...] = ()
 
     @property
     def band(self) -> Band:

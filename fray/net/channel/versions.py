@@ -25,6 +25,7 @@ WIRE_VERSIONS = (1, 2)
 sent; it ends a channel at the first message that it does not know."""
 CAPABILITIES: Mapping[str, tuple[str, ...]] = {
     "accounts": ("EndReason.no_account",),
+    "launches-for": ("GetLaunchUsers", "LaunchUsers", "Launch.on_behalf_of"),
     "moved-nodes": ("NodeMoved",),
     "unsupported": (),
 }

@@ -22,6 +22,7 @@ from fray.model.messages.client import (
     TerminateResult,
     WatchJobs,
 )
+from fray.model.messages.people import GetLaunchUsers
 from fray.model.monitoring.attempt_metrics import AttemptMetrics
 from fray.model.specs import JobInfo, JobSpec, JobState
 from fray.net.codec import Bytes
@@ -95,11 +96,18 @@ class JobTracker:
         """Event set when a job is added to ``pending``."""
 
     async def launch(
-        self, specs: Sequence[JobSpec], payloads: Sequence[bytes], group: JobGroupSpec | None = None
+        self,
+        specs: Sequence[JobSpec],
+        payloads: Sequence[bytes],
+        group: JobGroupSpec | None = None,
+        on_behalf_of: str = "",
     ) -> list[JobRecord]:
         """Launch all jobs or none (of a ``group``: all its members) and return their records.
 
         A record belongs to another job than its spec's if the spec attaches to an existing one.
+
+        Args:
+            on_behalf_of: their user, where it is another one than that of this process; empty: it is not.
         """
         # Made before the request: a notice of a fast job may arrive before the reply is handled.
         records = [
@@ -123,7 +131,10 @@ class JobTracker:
         # stores none.
         self._secrets.update((spec.job_id, secrets) for spec in specs if spec.secrets)
         try:
-            message = Launch(jobs=tuple(specs), secrets=secrets, group=group)
+            if on_behalf_of:
+                # An older controller, which would launch the jobs for the user of this process, refuses this.
+                await self._send(GetLaunchUsers())
+            message = Launch(jobs=tuple(specs), secrets=secrets, group=group, on_behalf_of=on_behalf_of)
             await self._send(message, payloads, on_answer=accepted)
         except FrayError:
             for spec in specs:

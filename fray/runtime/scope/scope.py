@@ -130,14 +130,24 @@ class ChildScope:
     async def _send_launch(
         self, specs: Sequence[JobSpec], payloads: Sequence[Value], group: JobGroupSpec | None
     ) -> tuple[Sequence[JobSpec], list[JobRecord]]:
-        """Upload what the jobs need and launch them; return the specs as they were sent, and the records."""
+        """Upload what the jobs need and launch them; return the specs as they were sent, and the records.
+
+        Raises:
+            InvalidRequest: among others: they are of several users.
+        """
+        users = {spec.user for spec in specs}
+        if len(users) > 1:
+            raise InvalidRequest(
+                f"jobs that are launched together have one user, not {', '.join(map(repr, sorted(users)))}"
+            )
+        on_behalf_of = "".join(users - {self.runtime.user})
         for tried in count(1):
             ready = await prepare_specs(self.runtime, specs)
             attached = [payload for payload in payloads if isinstance(payload, bytes)]
             if len(attached) < len(payloads):
                 attached = await upload_payloads(self.runtime.client, payloads)
             try:
-                return ready, await self.runtime.client.jobs.launch(ready, attached, group)
+                return ready, await self.runtime.client.jobs.launch(ready, attached, group, on_behalf_of)
             except InvalidRequest as error:
                 # A controller that was restarted after the upload does not know any more who has sent what.
                 if "not_uploaded" not in error.details or tried == LAUNCH_TRIES:

@@ -62,6 +62,10 @@ def accept_job(
     state: State, out: EffectBuffer, spec: JobSpec, owner: str, root: SessionId, session: SessionId, parent: JobId = ""
 ) -> None:
     """Add a new job at the end of the queue."""
+    # A child without a band of its own gets its parent's: a production job must not wait for children that queue behind
+    # interactive work. Not one of another user, who may have no right to that band.
+    above = state.jobs.get(parent)
+    inherited = above.band if above is not None and above.spec.user == spec.user else None
     job = JobRow(
         spec=spec,
         order=state.next_order(),
@@ -73,9 +77,7 @@ def accept_job(
         queued_at=state.now,
         # Members of a group wait for one another first; `holds` puts the whole group into the queue.
         phase=JobPhase.HELD if spec.job_group else JobPhase.QUEUED,
-        # A child without a band of its own gets its parent's: a production job must not wait for children that queue
-        # behind interactive work.
-        band=spec.band or (state.jobs[parent].band if parent in state.jobs else state.policy.user(spec.user).band),
+        band=spec.band or inherited or state.policy.user(spec.user).band,
     )
     state.add_job(job)
     out.job_changed(spec.job_id)

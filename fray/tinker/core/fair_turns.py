@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from attrs import frozen
 
@@ -18,14 +18,17 @@ class EngineTurn:
 class FairTurns:
     """Turns, one at a time.
 
-    Each user has a level: the seconds that the user was served. The turn of the lowest level is next, and of equal
-    levels the one that was asked for first; a turn of several users has the level of the lowest of them. A user who
-    had nothing to do begins at the level of the last turn: time that was not used is not saved up.
+    Each user has a level: the seconds that the user was served, divided by the user's weight. The turn of the lowest
+    level is next, and of equal levels the one that was asked for first; a turn of several users has the level of the
+    lowest of them. A user who had nothing to do begins at the level of the last turn: time that was not used is not
+    saved up.
     """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         """Served by user."""
+        self.weights: Mapping[str, float] = {}
+        """Weights by user: one of weight 2 gets twice what one of weight 1 gets; those that are missing have 1."""
         self._levels: dict[str, float] = {}
         self._waiting: list[EngineTurn] = []
         self._current: EngineTurn | None = None
@@ -60,7 +63,7 @@ class FairTurns:
         assert self._current is not None, "no turn is under way"
         users, self._current = self._current.users, None
         for user in users:
-            self._levels[user] += seconds / len(users)
+            self._levels[user] += seconds / len(users) / self.weights.get(user, 1.0)
             self.seconds[user] = self.seconds.get(user, 0.0) + seconds / len(users)
 
     def behind(self) -> dict[str, int]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from attrs import frozen
 
+from fray.model.policy.priority import Band
 from fray.tinker.core.training_config import ConfigError
 
 _WITHOUT_EFFECT: dict[str, Any] = {
@@ -24,11 +25,13 @@ class InferenceSettings:
     Attributes:
         model_path: as the client named it: a served model, or the directory of a checkpoint.
         max_model_len: tokens of a prompt and a completion together; None: those of the model.
+        priority: band of its engine; empty: the default of its user.
         not_used: names of the fields that have no effect.
     """
 
     model_path: str
     max_model_len: int | None = None
+    priority: str = ""
     not_used: tuple[str, ...] = ()
 
 
@@ -47,7 +50,11 @@ def inference_settings_of(config: Mapping[str, Any]) -> InferenceSettings:
             raise ConfigError(f"{name}: {config[name]}; expected an integer of at least {least}")
     if not 0 < config.get("gpu_memory_utilization", 0.9) <= 1:
         raise ConfigError(f"gpu_memory_utilization: {config['gpu_memory_utilization']}; expected above 0, at most 1")
-    used = {"model_path", "max_model_len", "num_gpus"}
+    priority, bands = config.get("priority", ""), [band.value for band in Band]
+    if priority and priority not in bands:
+        raise ConfigError(f"priority: expected one of {', '.join(bands)}, not {priority!r:.100}")
+    used = {"model_path", "max_model_len", "num_gpus", "priority"}
     defaults = {**_WITHOUT_EFFECT, "tokenizer_path": config["model_path"]}
     changed = {name for name, value in config.items() if name not in defaults or value != defaults[name]}
-    return InferenceSettings(config["model_path"], config.get("max_model_len"), tuple(sorted(changed - used)))
+    not_used = tuple(sorted(changed - used))
+    return InferenceSettings(config["model_path"], config.get("max_model_len"), priority, not_used)

@@ -8,6 +8,8 @@ from typing import Any
 
 from attrs import frozen
 
+from fray.model.policy.priority import Band
+
 ESTIMATORS = {"grpo": "grpo", "grpo_per_step": "step_grpo", "gae": "gae"}
 """Values of ``algorithm.adv_estimator``, and the advantages of `fray.rl` that they are."""
 
@@ -68,6 +70,7 @@ class TrainingSettings:
         reward_name: the function in it.
         reward_endpoint: URL of a reward server; empty: none.
         reward_timeout_s: for the rewards of one batch.
+        priority: band of its engine; empty: the default of its user.
         seed: of sampling.
         total_steps: planned steps; None: not said.
         has_agent_loop: samples are episodes with an environment server.
@@ -100,6 +103,7 @@ class TrainingSettings:
     reward_name: str = "compute_score"
     reward_endpoint: str = ""
     reward_timeout_s: float = 60.0
+    priority: str = ""
     seed: int = 0
     total_steps: int | None = None
     has_agent_loop: bool = False
@@ -299,6 +303,7 @@ _KEYS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "custom_reward_function.timeout_s": ("reward_timeout_s", _number(0)),
     "data.max_prompt_length": ("max_prompt_length", _whole(1)),
     "data.max_response_length": ("max_response_length", _whole(1)),
+    "fray.priority": ("priority", _one_of({band.value: band.value for band in Band})),
     "trainer.seed": ("seed", _whole(0)),
     "trainer.total_training_steps": ("total_steps", _whole(1)),
     "enable_agent_loop": ("has_agent_loop", _truth),

@@ -88,6 +88,7 @@ def scheduler_routes(jobs: ServiceJobs) -> list[Route]:
             gpu_memory_utilization="float?",
             max_model_len="int?",
             trust_remote_code="bool?",
+            priority="str?",
         )
         config = {name: value for name, value in (body | fields).items() if value is not None}
         try:
@@ -100,19 +101,22 @@ def scheduler_routes(jobs: ServiceJobs) -> list[Route]:
             {"job_id": job.job_id, "status": job.state.value, "message": message, "vllm_server_url": url}
         )
 
+    async def shown(request: Request, job: ServiceJob) -> dict[str, Any]:
+        return {**_shown(request, job), "message": await jobs.explained_message_of(job)}
+
     async def status(request: Request, user: ServiceUser) -> Response:
         job = jobs.jobs.get(request.path_params["job_id"])
         if job is None or not jobs.may_see(user, job):
             raise HTTPException(404, "Job not found")
         jobs.see_client(job)
-        return JSONResponse(_shown(request, job))
+        return JSONResponse(await shown(request, job))
 
     async def list_jobs(request: Request, user: ServiceUser) -> Response:
         found = [job for job in jobs.jobs.values() if jobs.may_see(user, job)]
         for job in found:
             if job.user_id == user.user_id:
                 jobs.see_client(job)
-        return JSONResponse({"jobs": [_shown(request, job) for job in found]})
+        return JSONResponse({"jobs": [await shown(request, job) for job in found]})
 
     def ending(state: ServiceJobState, text: str) -> ForUser:
         async def route(request: Request, user: ServiceUser) -> Response:

@@ -141,13 +141,15 @@ class BaseEngine(KeptEngine):
         slots = self.info.get("slots", 0)
         return max(0, self.under_way.total() - slots) / slots if slots else 0.0
 
-    async def keep(self, cluster: Cluster, on_use: Callable[[str, float], None]) -> None:
+    async def keep(
+        self, cluster: Cluster, on_use: Callable[[str, float], None], weights: Callable[[], dict[str, float]]
+    ) -> None:
         """Do `run` and `watch` until it has failed, or until `retire`."""
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self.run, cluster)
-                    nursery.start_soon(self.watch, cluster, on_use)
+                    nursery.start_soon(self.watch, cluster, on_use, weights)
         finally:
             self.has_ended = True
 
@@ -181,9 +183,14 @@ class BaseEngine(KeptEngine):
             self._calls.discard(scope)
         raise ActorDied(f"{self._name} was lost")
 
-    async def watch(self, cluster: Cluster, on_use: Callable[[str, float], None]) -> None:
-        """Keep `info` and `starting`, and report the seconds of computation by user, until it starts no more."""
-        incarnation, served = 0, dict[str, float]()
+    async def watch(
+        self, cluster: Cluster, on_use: Callable[[str, float], None], weights: Callable[[], dict[str, float]]
+    ) -> None:
+        """Keep `info` and `starting`, and report the seconds of computation by user, until it starts no more.
+
+        The engine has what ``weights`` returns, the weights of users, within `INFO_S`.
+        """
+        incarnation, served, known = 0, dict[str, float](), dict[str, float]()
         looked_at, waited = trio.current_time(), 0.0
         while True:
             try:
@@ -195,8 +202,11 @@ class BaseEngine(KeptEngine):
                     self.starting = f"the engine of {self.base_model} is being started: {reason}"
                 number, engine = await self.up()
                 if number != incarnation:
-                    incarnation, served = number, {}
+                    incarnation, served, known = number, {}, {}
                     looked_at, waited = trio.current_time(), 0.0
+                if (wanted := weights()) != known:
+                    await engine.set_weights.options(idempotent=True)(wanted)
+                    known = wanted
                 self.info = await engine.info.options(idempotent=True)()
             except EngineFailed:
                 self.info, self.queued = {}, 0.0

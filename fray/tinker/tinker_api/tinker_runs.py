@@ -50,6 +50,7 @@ class TinkerRuns:
         plan: settings of engines.
         on_use: called with a user, tokens that were trained or generated, and seconds of an engine.
         limits: of each user.
+        weights: returns the weights of users' shares of engines; those that are missing have 1.
     """
 
     def __init__(
@@ -58,8 +59,9 @@ class TinkerRuns:
         plan: AdapterPlan,
         on_use: Callable[[str, int, float], None] = lambda user_id, tokens, seconds: None,
         limits: UserLimits = DEFAULT_LIMITS,
+        weights: Callable[[], dict[str, float]] = dict,
     ) -> None:
-        self._store, self.plan, self.on_use, self._limits = store, plan, on_use, limits
+        self._store, self.plan, self.on_use, self._limits, self._weights = store, plan, on_use, limits, weights
         self.sessions: dict[str, TinkerSession] = {}
         self.models: dict[str, TinkerModel] = {}
         self.samplers: dict[str, TinkerSampler] = {}
@@ -340,7 +342,8 @@ class TinkerRuns:
     def _start_engine(self, engine: BaseEngine) -> None:
         assert self._nursery is not None
         assert self._cluster is not None
-        self._nursery.start_soon(engine.keep, self._cluster, lambda user_id, seconds: self.on_use(user_id, 0, seconds))
+        on_use = lambda user_id, seconds: self.on_use(user_id, 0, seconds)  # noqa: E731
+        self._nursery.start_soon(engine.keep, self._cluster, on_use, self._weights)
 
     def _start_model(self, model: TinkerModel, entries: list[LedgerEntry]) -> None:
         run = ModelRun(
