@@ -269,7 +269,7 @@ async def weight_times(rounds: int) -> dict[str, Any]:
                 path = Path(directory) / f"{number}.safetensors" if way == "http" else None
                 kept, times["load"] = times["load"], []
                 began = clock()
-                weights = await trainer.publish(path)
+                weights = await trainer.publish(version, path)
                 published = clock() - began
                 content = ServedFile(f"{url}/{number}.safetensors") if path else weights.content
                 async with trio.open_nursery() as nursery:
@@ -343,7 +343,7 @@ class StepTimes:
     def ignore(self, *_: Any) -> None:
         pass
 
-    add_samples = add_validation = add_posts = rewind = note = ignore
+    add_samples = add_validation = add_posts = rewind = take_over = note = ignore
 
 
 async def busy_share(sync: str, steps: int) -> tuple[float, float]:
@@ -370,8 +370,8 @@ async def busy_share(sync: str, steps: int) -> tuple[float, float]:
             with contextlib.suppress(fray.ActorDied):  # at the end of the run
                 while True:
                     await trio.sleep(0.1)
-                    if len(at) >= 3 and controller._handles:
-                        server: Any = controller._handles["server-0"]
+                    if len(at) >= 3 and controller._servers.handles:
+                        server: Any = controller._servers.handles["server-0"]
                         seen.append((clock(), (await server.status())["busy_s"]))
 
         async with trio.open_nursery() as nursery:

@@ -332,7 +332,10 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "rl": (
         ("train.checks",),
-        ("core", "data", "http_access", "model_spec", "nexrl_types", "process_start", "weights_table"),
+        (
+            *("core", "data", "http_access", "model_spec", "nexrl_types", "process_start", "processes.actor_tasks"),
+            *("processes.run_processes", "weights_table"),
+        ),
         ("checkpoint", "inference.requests", "journal_file", "nexrl", "tokenizers", "train", "weight_files", "weights"),
         ("algorithm", "checkpoint_store", "recipe", "tensors", "utils"),
         ("inference", "messages", "trainer"),
@@ -340,6 +343,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("coordinator", "records", "rollout", "trainer_process"),
         ("rollout_worker", "run_output", "run_parts"),
         ("records.run_log", "trainer_gang"),
+        ("processes",),
         ("controller",),
         ("run_job",),
         ("run",),

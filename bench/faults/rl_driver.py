@@ -1,7 +1,7 @@
-"""Driver of one run of a campaign of kills: ``python -m bench.faults.rl_driver OUTPUT MODE STEPS SETTINGS``.
+"""Driver of one run of a campaign of kills: ``python -m bench.faults.rl_driver OUTPUT MODE STEPS SETTINGS [JOB]``.
 
-Continues from what is in OUTPUT. SETTINGS are more arguments of `fray.rl.Run`, as JSON. Its last line is the status of
-the run as JSON.
+Continues from what is in OUTPUT. SETTINGS are more arguments of `fray.rl.Run`, as JSON. With JOB, a name, the run is a
+job, for whose end the driver waits. Its last line is the status of the run as JSON.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ from typing import Any
 import attrs
 import trio
 
+import fray
 from fray import rl
+from fray.rl import run_job
 
 GROUPS, GROUP_SIZE, THRESHOLD, SAVE_EVERY = 4, 4, 2, 5
 LIVENESS_S = 4.0
 SERVERS = 2
 VALIDATION_ROWS = 8
+STALL_S = 10.0
+"""Seconds without progress after which a job is taken for frozen."""
 
 
 async def solve(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
@@ -53,12 +57,22 @@ def run_of(output: Path, mode: str, steps: int, settings: dict[str, Any]) -> rl.
     )
 
 
+async def wait_for_job(run: rl.Run) -> rl.RunStatus:
+    """Launch a run as a job, and wait for its end."""
+    async with fray.open_cluster() as cluster:
+        job = await run.submit(cluster)
+        return await job.wait()
+
+
 def main() -> None:
     # By its name, and not as part of this program: the nodes import it.
     from bench.faults.rl_driver import run_of as make
 
-    output, mode, steps, settings = sys.argv[1:]
-    status = trio.run(make(Path(output), mode, int(steps), json.loads(settings)).main).status
+    output, mode, steps, settings, *job = sys.argv[1:]
+    given = json.loads(settings) | ({"name": job[0]} if job else {})
+    run = make(Path(output), mode, int(steps), given)
+    run_job.LEAST_STALL_S = STALL_S
+    status = trio.run(wait_for_job, run) if job else trio.run(run.main).status
     assert status is not None
     print(json.dumps(attrs.asdict(status)), flush=True)
 

@@ -5,7 +5,8 @@ modes of synchronisation; with ``--varied``, also with validations, a trainer of
 over HTTP, and requests in flight that begin again with new weights or finish first. At random moments a rollout
 process, inference server, trainer, the process of data and pool, the driver, a node or the controller is killed
 (SIGKILL) or frozen (SIGSTOP); a node is frozen with all its processes, as if its machine were cut off, and continues
-later. Daemons and drivers are started again, as by a service manager. After each run: every step is there once, the sum
+later. Daemons and drivers are started again, as by a service manager. With ``--jobs`` runs are jobs of their own, and
+the process of the job is a victim in place of the driver. After each run: every step is there once, the sum
 of samples holds, no sample was trained twice, no token was too old or of weights of a lost line, and no process is
 left.
 """
@@ -39,10 +40,13 @@ ROLES = {
     "rollout": "fray:RolloutPro",
     "server": "fray:InferenceS",
     "trainer": "fray:TrainerPro",
-    "pool": "fray:rl-main",
+    "pool": "fray:Coordinato",
+    "job": "fray:job-of-run",
 }
 """Titles of the processes of a run, as the kernel cuts them."""
 WEIGHTS = {"rollout": 20, "server": 20, "trainer": 12, "pool": 12, "node": 8, "driver": 6, "controller": 6}
+OF_JOBS = {**WEIGHTS, "driver": 0, "job": 40}
+JOB = "job-of-run"
 FROZEN_SHARE = 0.35
 """Share of the victims that are frozen and not killed. To notice one and to end it takes 15 s."""
 PAUSE_S = (0.2, 4.0)
@@ -78,10 +82,11 @@ class RlLab(Lab):
         else:
             super().start(name)
 
-    def start_run(self, output: Path, mode: str, steps: int, settings: dict[str, Any]) -> None:
-        """Start the driver of a run; its output is a file beside the directory of the run."""
+    def start_run(self, output: Path, mode: str, steps: int, settings: dict[str, Any], job: str) -> None:
+        """Start the driver of a run, or of a run as a job; its output is a file beside the directory of the run."""
         os.environ["FRAY_CLUSTER_SPEC"] = self.spec
-        self._run("driver", "bench.faults.rl_driver", str(output), mode, str(steps), json.dumps(settings))
+        given = (str(output), mode, str(steps), json.dumps(settings), *([job] if job else []))
+        self._run("driver", "bench.faults.rl_driver", *given)
 
     def has_missed_controller(self) -> bool:
         """Return whether the driver ended because it could not connect."""
@@ -109,6 +114,7 @@ class RlCampaign:
         pause_s: least and most seconds between two kills.
         frozen_share: share of the victims that are frozen and not killed.
         varied: whether runs have other settings than their mode, too.
+        jobs: whether runs are jobs, whose processes are killed in place of drivers.
     """
 
     lab: RlLab
@@ -119,6 +125,7 @@ class RlCampaign:
     pause_s: tuple[float, float] = PAUSE_S
     frozen_share: float = FROZEN_SHARE
     varied: bool = False
+    jobs: bool = False
     kills: list[str] = field(factory=list)
     runs: list[dict[str, Any]] = field(factory=list)
     broken: list[str] = field(factory=list)
@@ -147,10 +154,10 @@ class RlCampaign:
         number, mode, settings = len(self.runs), self.rng.choice(MODES), self.choose_settings()
         output = self.lab.directory / f"run-{number}"
         began, before = time.monotonic(), len(self.kills)
-        self.lab.start_run(output, mode, self.steps, settings)
+        self.start_run(output, mode, settings)
         with trio.move_on_after(LIMIT_S) as patience:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.kill_at_random, kills, before)
+                nursery.start_soon(self.kill_at_random, kills, before, output)
                 await self.until_done(output, mode, settings)
                 nursery.cancel_scope.cancel()
         took_s, done = time.monotonic() - began, self.kills[before:]
@@ -170,6 +177,9 @@ class RlCampaign:
         if self.progress:
             print(f"{where}: {took_s:.1f} s, {self.broken or 'no promise broken'}", file=sys.stderr, flush=True)
 
+    def start_run(self, output: Path, mode: str, settings: dict[str, Any]) -> None:
+        self.lab.start_run(output, mode, self.steps, settings, JOB if self.jobs else "")
+
     def choose_settings(self) -> dict[str, Any]:
         """Return the settings of a run beside its mode."""
         if not self.varied:
@@ -183,7 +193,7 @@ class RlCampaign:
             driver = self.lab.running.get("driver")
             if driver is None:
                 await self.lab.wait_reachable()
-                self.lab.start_run(output, mode, self.steps, settings)
+                self.start_run(output, mode, settings)
             elif (code := driver.poll()) is not None:
                 self.lab.kill("driver")
                 # It was started just when the controller was lost.
@@ -196,12 +206,15 @@ class RlCampaign:
 
     # Kills
 
-    async def kill_at_random(self, most: int, before: int) -> None:
-        """Kill until the run is done or there were enough kills."""
+    async def kill_at_random(self, most: int, before: int, output: Path) -> None:
+        """Kill until the run is done or there were enough kills; a job when it has something that can be taken over."""
+        while self.jobs and not (output / "metrics.jsonl").exists():  # noqa: ASYNC110 - another process writes it
+            await trio.sleep(0.1)
         async with trio.open_nursery() as nursery:
             while len(self.kills) < before + most:
                 await trio.sleep(self.rng.uniform(*self.pause_s))
-                kind = self.rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+                weights = OF_JOBS if self.jobs else WEIGHTS
+                kind = self.rng.choices(list(weights), list(weights.values()))[0]
                 is_frozen = self.rng.random() < self.frozen_share
                 if kind in ("driver", "controller"):
                     self.end_daemon(kind)
@@ -274,6 +287,7 @@ def campaign(
     pause_s: tuple[float, float] = PAUSE_S,
     frozen_share: float = FROZEN_SHARE,
     varied: bool = False,
+    jobs: bool = False,
     keep: bool = False,
     progress: bool = False,
 ) -> dict[str, Any]:
@@ -284,7 +298,7 @@ def campaign(
     report: dict[str, Any] = {"broken": ["the campaign failed"]}
     try:
         options: dict[str, Any] = {"progress": progress, "pause_s": pause_s}
-        options |= {"frozen_share": frozen_share, "varied": varied}
+        options |= {"frozen_share": frozen_share, "varied": varied, "jobs": jobs}
         report = trio.run(RlCampaign(lab, random.Random(seed), steps, **options).run, kills)
     finally:
         os.environ.clear()
@@ -305,9 +319,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of victims and moments (default 1)")
     parser.add_argument("--steps", type=int, default=60, help="updates of a run (default 60)")
     parser.add_argument("--varied", action="store_true", help="runs with other settings than their mode, too")
+    parser.add_argument("--jobs", action="store_true", help="runs are jobs of their own, whose processes are killed")
     parser.add_argument("--keep", action="store_true", help="keep the directory with all logs")
     options = parser.parse_args()
-    settings = {"steps": options.steps, "varied": options.varied, "keep": options.keep}
+    settings = {name: getattr(options, name) for name in ("steps", "varied", "jobs", "keep")}
     report = campaign(options.kills, options.seed, progress=True, **settings)
     print(json.dumps(report, indent=2))
     sys.exit(bool(report["broken"]))

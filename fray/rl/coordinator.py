@@ -27,6 +27,7 @@ from fray.rl.journal_file import RunJournal
 from fray.rl.messages import (
     COLLECTED,
     FailureReport,
+    RunStanding,
     RunStatus,
     ServerRoute,
     TaskGrant,
@@ -34,7 +35,7 @@ from fray.rl.messages import (
     TrainingBatch,
     ValidationResult,
 )
-from fray.rl.nexrl.experiment_posts import FetchedPosts, PostQueue
+from fray.rl.nexrl.experiment_posts import NO_POSTS, FetchedPosts, PostQueue
 from fray.rl.process_start import loading
 
 T = TypeVar("T")
@@ -81,6 +82,10 @@ class Coordinator:
         self._is_stopping = False
         self._left_out: Counter[str] = Counter()
         self._posts = PostQueue()
+        self._sent_posts = (secrets.randbits(32), NO_POSTS)
+        """Posts that were sent to the controller, until it asks for more, and their number."""
+        self._wanted_servers: int | None = None
+        """Servers that the run shall have; None: those of its settings."""
         self._slowest: dict[str, tuple[str, str]] = {}
         """Lease of the oldest episode of each worker, and what that does."""
         self._servers_missing = ""
@@ -159,6 +164,11 @@ class Coordinator:
     async def note_slowest(self, worker: str, lease: str, does: str) -> None:
         """Note what the oldest episode of a worker does, for the status."""
         self._slowest[worker] = (lease, does)
+
+    async def begin_worker(self, worker: str) -> None:
+        """Note that an incarnation of a rollout process begins; what earlier ones had is given back."""
+        self._state.begin_worker(worker)
+        self._wake()
 
     async def lose_worker(self, worker: str) -> None:
         """Give back the tasks of a worker that was lost."""
@@ -328,14 +338,28 @@ class Coordinator:
 
     # What it is
 
-    async def wait_for_posts(self) -> FetchedPosts:
-        """Return what workers have posted to the trackers of the run since the last call; wait until there is any."""
-        await self._when(lambda: self._posts or None)
-        return self._posts.fetch()
+    async def wait_for_posts(self, handled: int) -> tuple[int, FetchedPosts]:
+        """Return what workers have posted to the trackers of the run, and its number; wait until there is any.
 
-    async def fetch_posts(self) -> FetchedPosts:
-        """Return what there is of them now."""
-        return self._posts.fetch()
+        What was returned is returned again until it is known to be handled: its reader may have been lost.
+
+        Args:
+            handled: number of the posts that the caller has handled; 0: none.
+        """
+        return await self._when(lambda: self._unhandled_posts(handled))
+
+    async def fetch_posts(self, handled: int) -> tuple[int, FetchedPosts]:
+        """Return what there is of them now; arguments as of `wait_for_posts`."""
+        return self._unhandled_posts(handled) or (handled, NO_POSTS)
+
+    def _unhandled_posts(self, handled: int) -> tuple[int, FetchedPosts] | None:
+        number, sent = self._sent_posts
+        if handled == number:
+            sent = NO_POSTS
+        if sent == NO_POSTS and self._posts:
+            number, sent = number + 1, self._posts.fetch()
+        self._sent_posts = number, sent
+        return None if sent == NO_POSTS else self._sent_posts
 
     async def wait_for_failures(self, known: int) -> FailureReport:
         """Return the episodes that failed, when there are others than ``known``."""
@@ -349,9 +373,17 @@ class Coordinator:
         failures = self._state.failures
         return FailureReport(failures.total, dict(failures.reasons), self._last_failure, failures.stop_reason)
 
-    async def version(self) -> VersionName:
-        """Return the version of the trainer's weights."""
-        return self._state.record.weights.line.current
+    async def standing(self) -> RunStanding:
+        """Return what a controller needs to know to take over the run."""
+        weights = self._state.record.weights
+        return RunStanding(weights.line.current, weights.target, self._wanted_servers, self._is_stopping)
+
+    async def want_servers(self, number: int) -> None:
+        """Note how many servers the run shall have, for the next controller."""
+        self._wanted_servers = number
+
+    async def ping(self) -> None:
+        """Return: the process answers. For health checks."""
 
     async def status(self) -> RunStatus:
         """Return what the run does and waits for."""

@@ -123,6 +123,20 @@ class ValidationResult:
 
 
 @frozen
+class RunStanding:
+    """State of a run, for a controller that takes it over."""
+
+    version: VersionName
+    """Version of the trainer's weights."""
+    target: VersionName
+    """Version that servers shall have now."""
+    servers: int | None
+    """Servers that the run shall have; None: those of its settings."""
+    is_stopping: bool
+    """True if it was asked to end after the update under way."""
+
+
+@frozen
 class RunStatus:
     """State of a run, in numbers and in one line."""
 

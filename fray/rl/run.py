@@ -326,11 +326,13 @@ class Run:
             raise InvalidRequest(f"no row can be added: run {self.parts.name} does not work in this process")
         await self._controller.add_rows(load_rows([item], "item"), in_front)
 
-    async def run_on(self, cluster: Cluster, *, handle_signals: bool = False) -> RunResult:
+    async def run_on(self, cluster: Cluster, *, handle_signals: bool = False, job: str = "") -> RunResult:
         """Run on an open cluster. All that it starts ends with this call.
 
         Args:
             handle_signals: end at Ctrl-C and SIGTERM as `main` does. Default False: they are the program's.
+            job: id of the job of this process: it owns what the run starts, which works on when this process is lost,
+                and the same call in the next one takes it over. Default: all belongs to this call.
 
         Raises:
             KeyboardInterrupt, SystemExit: with ``handle_signals``, as `main`.
@@ -344,11 +346,13 @@ class Run:
             await acquire(lock, self.parts, self._say)
             result = RunResult()
             with StepLog(result, self) as log:
-                await self._run_to_end(cluster, log, result, handle_signals)
+                await self._run_to_end(cluster, log, result, handle_signals, job)
             return result
 
-    async def _run_to_end(self, cluster: Cluster, log: StepLog, result: RunResult, handle_signals: bool) -> None:
-        controller = await self._make_controller(cluster, log)
+    async def _run_to_end(
+        self, cluster: Cluster, log: StepLog, result: RunResult, handle_signals: bool, job: str = ""
+    ) -> None:
+        controller = await self._make_controller(cluster, log, job)
         self._controller = controller
         try:
             work = _run_until_signal(controller, log) if handle_signals else controller.run()
@@ -364,7 +368,7 @@ class Run:
             check_resumable(checkpoint, self.parts.facts)
         return checkpoint is not None
 
-    async def _make_controller(self, cluster: Cluster, log: StepLog) -> RunController:
+    async def _make_controller(self, cluster: Cluster, log: StepLog, job: str) -> RunController:
         """Return the controller, once the output has been checked."""
         parts, store = self.parts, self.parts.checkpoints
         if store is not None:
@@ -372,7 +376,7 @@ class Run:
                 log.note(f"ignores {path}: it was not finished")
             continues = await trio.to_thread.run_sync(self._check_output)
             await trio.to_thread.run_sync(begin_output, parts.output, parts.url, continues)
-        return RunController(cluster, self.parts, log)
+        return RunController(cluster, self.parts, log, job)
 
 
 async def _run_until_signal(controller: RunController, log: StepLog) -> RunStatus:

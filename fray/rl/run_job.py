@@ -51,7 +51,7 @@ class SubmittedRun(Protocol):
     output: Any
     on_step: Callable[[dict[str, float]], object] | None
 
-    async def run_on(self, cluster: Cluster) -> Any: ...
+    async def run_on(self, cluster: Cluster, *, job: str) -> Any: ...
 
 
 def texts_of(settings: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -245,7 +245,7 @@ async def run_as_job(run: SubmittedRun, stall_s: float) -> RunStatus | None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(report)
             try:
-                result = await run.run_on(current_cluster())
+                result = await run.run_on(current_cluster(), job=own_job_id())
             except ConnectionFailed:
                 raise
             except Exception:  # noqa: BLE001 (the code of the user, too)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
 from typing import Any
 
 import trio
@@ -14,6 +13,7 @@ from fray.api.scope import Scope
 from fray.errors import ActorDied, InvalidRequest
 from fray.model.text import near_text
 from fray.rl.process_start import NOTICE_S
+from fray.rl.processes.run_processes import RunProcesses, raise_end
 from fray.rl.run_parts import RunParts
 from fray.rl.train.errors import RankLost
 from fray.rl.train.settings import GRPO
@@ -33,7 +33,8 @@ class TrainerGang:
     """The processes of a trainer: `TrainerProcess`, and a `TrainerRank` for each further rank.
 
     Args:
-        scope: that owns them.
+        processes: creates them.
+        scope: owns them, if no job does.
         parts: of the run.
         settings: of the trainer.
         coordinator: of the run.
@@ -42,13 +43,15 @@ class TrainerGang:
 
     def __init__(
         self,
+        processes: RunProcesses,
         scope: Scope,
         parts: RunParts,
         settings: GRPO,
         coordinator: ActorHandle,
         note: Callable[[str], None],
     ) -> None:
-        self._scope, self._parts, self._settings, self._coordinator = scope, parts, settings, coordinator
+        self._processes, self._scope, self._parts = processes, scope, parts
+        self._settings, self._coordinator = settings, coordinator
         self._note = note
         self._handles: list[ActorHandle] = []
         self._reference: ActorHandle | None = None
@@ -60,6 +63,11 @@ class TrainerGang:
         self._preempted: set[str] = set()
         """Incarnations that have notice of their end."""
         self._changed = trio.Event()
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Return the incarnations that train together."""
+        return self._members
 
     @property
     def is_preempted(self) -> bool:
@@ -105,34 +113,37 @@ class TrainerGang:
         dumps = None if parts.output is None else parts.output / "failed_batch"
         needs: Any = (parts.model, self._settings, parts.threads, dumps, parts.own_trainer, parts.trainer_ranks)
         needs += (parts.trainer_device, self._reference)
-        return await self._scope.create_actor(
+        handle: ActorHandle = await self._processes.create(
+            self._scope,
             TrainerRank if rank else TrainerProcess,
+            str(rank),
             *(needs if rank else (self._coordinator, *needs)),
             resources=parts.resources.get("trainer"),
             # Without a checkpoint there is nothing to do in that time.
             actor_config=parts.process_settings(notice_s=0.0 if parts.checkpoints is None else NOTICE_S),
-            # `_follow` raises it, and the scope need not raise it, too.
-            on_failure="absorb",
         )
+        return handle
 
     async def _create_reference(self) -> ActorHandle:
         parts = self._parts
-        return await self._scope.create_actor(
+        reference: ActorHandle = await self._processes.create(
+            self._scope,
             ReferenceProcess,
+            "0",
             parts.model,
             self._settings.dtype,
             parts.threads,
             parts.reference_device,
             resources=parts.resources.get("reference"),
             actor_config=parts.process_settings(),
-            on_failure="absorb",  # `_follow_reference` raises it
         )
+        return reference
 
     async def _follow_reference(self, reference: ActorHandle) -> None:
         async with monitor(reference) as events:
             async for event in events:
                 if isinstance(event, Down):
-                    await _raise_end(reference, event)
+                    await raise_end(reference, event)
                     self._note("the reference was lost: the trainer waits until it is started again")
 
     async def _follow(self, nursery: trio.Nursery, rank: int) -> None:
@@ -140,7 +151,7 @@ class TrainerGang:
         async with monitor(self._handles[rank]) as events:
             async for event in events:
                 if isinstance(event, Down):
-                    await _raise_end(self._handles[rank], event)
+                    await raise_end(self._handles[rank], event)
                     self._lives[rank] = ""
                     if event.incarnation in self._members:
                         self._replace(nursery, f"rank {rank} was lost")
@@ -186,19 +197,11 @@ class TrainerGang:
         places = [await handle.place() for handle in handles]
         if not self._parts.unencrypted_ranks:
             check_places(places)
-        return RankGroup(tuple(handles[1:]), tuple(place.host for place in places))
+        return RankGroup(tuple(handles[1:]), tuple(place.host for place in places), self._members)
 
     def _wake(self) -> None:
         self._changed.set()
         self._changed = trio.Event()
-
-
-async def _raise_end(handle: Any, event: Down) -> None:
-    """Raise the error of an actor that is not started again: that of its constructor itself, if it has one."""
-    if not event.will_restart:
-        with suppress(ActorDied):
-            await handle.ping()
-        raise event.error
 
 
 def check_places(places: Sequence[RankPlace]) -> None:

@@ -27,6 +27,7 @@ from fray.rl.nexrl.activity_tracker import ActivityTracker, ActivityTrackerProxy
 from fray.rl.nexrl.experiment_posts import NO_POSTS, FetchedPosts, PostQueue
 from fray.rl.nexrl_types import Trajectory
 from fray.rl.process_start import loading, wait_for_preemption
+from fray.rl.processes.actor_tasks import ActorTask, ActorTasks
 from fray.rl.train.errors import RankLost
 from fray.rl.train.settings import GRPO
 from fray.rl.trainer.base_trainer import BaseTrainer, mean_reward
@@ -57,6 +58,8 @@ class TrainedStep:
     """Number of the update, from 1."""
     line: int
     """Incarnation of the trainer."""
+    serial: int
+    """Number of this result among those of its incarnation, from 1; batches that are skipped have one, too."""
     metrics: dict[str, float]
     skipped: str = ""
     """Reason why no update was done: the batch is dropped; empty: it was done."""
@@ -64,6 +67,18 @@ class TrainedStep:
     """Reason why the weights are as before the update that was done; empty: they are new."""
     posts: FetchedPosts = NO_POSTS
     """Posts of the user's trainer to the trackers of the run."""
+
+
+@frozen
+class TrainerStanding:
+    """State of a trainer, for a controller that takes it over."""
+
+    line: int | None
+    """Incarnation, as in the names of its versions; None: it has not been started."""
+    members: tuple[str, ...]
+    """Incarnations of the processes that train together."""
+    published: dict[VersionName, PublishedWeights | None]
+    """Weights that servers may load."""
 
 
 @frozen
@@ -83,6 +98,8 @@ class RankGroup:
     others: tuple[ActorHandle, ...]
     hosts: tuple[str, ...]
     """Address of the machine of each rank, the first one included."""
+    lives: tuple[str, ...]
+    """Incarnation of each rank, the first one included."""
 
 
 class TrainerRank:
@@ -113,6 +130,8 @@ class TrainerRank:
         self._ranks, self._is_connected, self._device = ranks, False, device
         self._reference: Any = reference
         self._tracker, self._posts = ActivityTracker(), PostQueue()
+        self._at_work = trio.Lock()
+        """Held by the one thread that uses the trainer: a call whose caller was lost may not have ended."""
         # The thresholds stay: garbage of an update may have tensors of the size of the model.
         with loading(thresholds=None):
             self._trainer = self._load(model, settings, threads, dump_directory, own)
@@ -225,8 +244,9 @@ class TrainerRank:
         return trio.from_thread.run(ask, ids, mask)
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
-        # With ranks, the thread may wait for one that has ended: the end of this process must not wait for it.
-        return await trio.to_thread.run_sync(work, *arguments, abandon_on_cancel=self._ranks > 1)
+        async with self._at_work:
+            # With ranks, the thread may wait for one that has ended: the end of this process must not wait for it.
+            return await trio.to_thread.run_sync(work, *arguments, abandon_on_cancel=self._ranks > 1)
 
 
 class TrainerProcess(TrainerRank):
@@ -240,10 +260,24 @@ class TrainerProcess(TrainerRank):
     def __init__(self, coordinator: ActorHandle, *rank: Any) -> None:
         super().__init__(*rank)
         self._coordinator, self._line = coordinator, 0
+        self._is_started = False
         self._others: tuple[ActorHandle, ...] = ()
+        self._members: tuple[str, ...] = (current_actor().incarnation,)
+        self._tasks = ActorTasks()
+        self._serial = 0
+        self._update: ActorTask[TrainedStep | None] | None = None
+        """The update under way, or the last one until the controller has its result."""
+        self._published: dict[VersionName, PublishedWeights | None] = {}
+
+    async def __fray_cleanup__(self) -> None:
+        await self._tasks.aclose()
+
+    async def standing(self) -> TrainerStanding:
+        """Return what a controller needs to take over the trainer."""
+        return TrainerStanding(self._line if self._is_started else None, self._members, dict(self._published))
 
     async def start(self, line: int, directory: Location | None, group: RankGroup | None = None) -> None:
-        """Begin with the weights of the model, or continue from a checkpoint.
+        """Begin with the weights of the model, or continue from a checkpoint; an update under way is lost.
 
         Args:
             line: incarnation of the trainer, as in the names of the versions that it makes.
@@ -254,9 +288,13 @@ class TrainerProcess(TrainerRank):
             RankLost, ActorDied: a rank has ended.
             FrayError: the ranks do not connect.
         """
-        self._line = line
+        self._is_started, self._line = False, line
+        if self._update is not None:
+            await self._update.cancel()
+        self._update, self._serial = None, 0
+        await self._release(())
         if group is not None:
-            self._others = group.others
+            self._others, self._members = group.others, group.lives
             with trio.move_on_after(CONNECT_S) as patience:
                 await self._connect(group.hosts)
             if patience.cancelled_caught:
@@ -265,6 +303,7 @@ class TrainerProcess(TrainerRank):
                     f"{CONNECT_S:g} s: each machine must reach the TCP ports of the others"
                 )
         await self._with_others("resume", directory, partial(self._continue_from, directory))
+        self._is_started = True
 
     async def _connect(self, hosts: Sequence[str]) -> None:
         from fray.rl.tensors.ranks import Meeting
@@ -303,12 +342,25 @@ class TrainerProcess(TrainerRank):
                 found = await self._in_thread(work)
         return found
 
-    async def train_next(self) -> TrainedStep | None:
+    async def train_next(self, handled: int | None = None) -> TrainedStep | None:
         """Do the next update; wait for its batch. None if there will be none.
+
+        The update continues when this call is cancelled, and its result is returned to each call until it is handled:
+        no further update changes the weights before.
+
+        Args:
+            handled: serial number of the last result that the caller has handled, 0 before the first. None: the caller
+                has taken over from another one, and gets a result that it may not have handled.
 
         Raises:
             RankLost, ActorDied: a rank has ended.
         """
+        if self._update is None or handled == self._serial:
+            self._serial += 1
+            self._update = self._tasks.start(partial(self._train_next, self._serial))
+        return await self._update.wait()
+
+    async def _train_next(self, serial: int) -> TrainedStep | None:
         began = trio.current_time()
         batch: TrainingBatch | None = await self._coordinator.next_batch.options(idempotent=True)(self._line)
         wait_s = trio.current_time() - began
@@ -321,25 +373,44 @@ class TrainerProcess(TrainerRank):
         # A batch without anything to learn from is an update all the same: a run that has learned all comes to its end.
         skipped = NOT_FINITE if metrics["not_finite"] else ""
         without_effect = NOTHING_TO_LEARN if metrics.get("skipped") else ""
-        return TrainedStep(batch.number, self._line, metrics, skipped, without_effect, self._posts.fetch())
+        return TrainedStep(batch.number, self._line, serial, metrics, skipped, without_effect, self._posts.fetch())
 
     async def save(self, directory: Location) -> None:
         """Write the model, and what is needed to continue, into a directory."""
-        await trio.to_thread.run_sync(self._save, directory)
+        async with self._at_work:
+            await trio.to_thread.run_sync(self._save, directory)
 
     def _save(self, location: Location) -> None:
         with directory_to_write(location) as directory:
             self._trainer.save(directory)
 
-    async def publish(self, path: Path | None = None) -> PublishedWeights | None:
+    async def publish(
+        self, version: VersionName, path: Path | None = None, kept: Sequence[VersionName] = ()
+    ) -> PublishedWeights | None:
         """Return the weights as they are now: a reference to shared memory of this process, or to a file.
 
         None if the trainer has no weights: servers keep those that they have.
 
         Args:
+            version: their name; those of a version that was published already are returned again.
             path: file of safetensors to write. Default: shared memory, and where there is no room for it, memory of
                 this process that readers copy.
+            kept: versions that servers may load beside it; others are released.
         """
+        if version not in self._published:
+            async with self._at_work:
+                self._published[version] = await self._publish(path)
+        await self._release((version, *kept))
+        return self._published[version]
+
+    async def _release(self, kept: Sequence[VersionName]) -> None:
+        """Release published weights, except for some versions."""
+        for version in self._published.keys() - set(kept):
+            weights = self._published.pop(version)
+            if weights is not None:
+                await weights.content.release()
+
+    async def _publish(self, path: Path | None) -> PublishedWeights | None:
         # In a thread: that of a service is downloaded.
         table: WeightTable | None = await trio.to_thread.run_sync(lambda: self._trainer.table)
         if table is None:

@@ -90,6 +90,19 @@ async def test_the_tasks_of_a_lost_worker_are_given_to_another_and_its_results_r
     assert (await run.status()).repeated == {"worker_lost": 4}
 
 
+async def test_a_worker_that_was_started_again_gives_back_what_it_had_before(autojump_clock: Any) -> None:
+    run = coordinator()
+    lost = await run.take_tasks("RolloutProcess-0-x:0:0", 2)
+    others = await run.take_tasks("RolloutProcess-1-x:0:0", 2)
+    await run.begin_worker("RolloutProcess-0-x:0:0")
+    assert (await run.status()).repeated == {}
+    await run.begin_worker("RolloutProcess-0-x:1:0")
+    assert (await run.status()).repeated == {"worker_lost": 2}
+    found = await run.take_tasks("RolloutProcess-0-x:1:0", 2)
+    assert [grant.task_id for grant in found] == [grant.task_id for grant in lost]
+    assert await run.put_results([delivered(grant) for grant in [*lost, *others]]) == ["fail"] * 2 + ["success"] * 2
+
+
 async def test_a_lease_expires_and_a_failure_is_counted_and_shown(autojump_clock: Any) -> None:
     run = coordinator(max_attempts=2)
     async with trio.open_nursery() as nursery:
@@ -329,11 +342,11 @@ async def test_without_validation_data_there_is_none_to_wait_for(autojump_clock:
 
 
 async def test_what_workers_post_is_fetched_once_with_their_results_and_has_a_limit(autojump_clock: Any) -> None:
-    run, fetched = coordinator(), list[FetchedPosts]()
+    run, fetched = coordinator(), list[tuple[int, FetchedPosts]]()
     first, second, third = await run.take_tasks("w", 3)
 
     async def follow() -> None:
-        fetched.append(await run.wait_for_posts())
+        fetched.append(await run.wait_for_posts(0))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(follow)
@@ -344,9 +357,13 @@ async def test_what_workers_post_is_fetched_once_with_their_results_and_has_a_li
         queue.post("wandb", {"step": 1})
         # Of an attempt that failed, too.
         await run.put_results([TaskResult(second.lease, failure="step_failed", posts=queue.fetch())])
-    assert [one.values for one in fetched[0].posts] == [{"step": 1}]
-    assert await run.fetch_posts() == FetchedPosts()
+    ((number, posts),) = fetched
+    assert [one.values for one in posts.posts] == [{"step": 1}]
+    # Their reader was lost: the next one, which does not know the number, gets them, until one says that it has them.
+    assert await run.wait_for_posts(0) == (number, posts)
+    assert await run.fetch_posts(number) == (number, FetchedPosts())
+    assert await run.fetch_posts(0) == (0, FetchedPosts())
     many = FetchedPosts((ExperimentPost("wandb", {}),) * (2 * POSTS_LIMIT), dropped=5)
     await run.put_results([evolve(delivered(third), posts=many)])
-    found = await run.fetch_posts()
+    _, found = await run.fetch_posts(number)
     assert (len(found.posts), found.dropped) == (POSTS_LIMIT, POSTS_LIMIT + 5)

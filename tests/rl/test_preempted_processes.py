@@ -76,7 +76,7 @@ def test_a_run_leaves_a_drained_machine_with_its_server_replaced_and_its_episode
                 filler = await cluster.create_actor(Filler, resources=two, max_restarts=1)
                 await filler.ping()
                 nursery.start_soon(run.run_on, cluster)
-                for part in ("rl-main", "TrainerProcess"):
+                for part in ("Coordinator", "TrainerProcess"):
                     await moved(cluster, part)
                 await cluster.uncordon(spot)
                 await begun.wait()
@@ -89,7 +89,7 @@ def test_a_run_leaves_a_drained_machine_with_its_server_replaced_and_its_episode
                 status = await run.status()
                 # Now the trainer, and the process of data and pool.
                 await cluster.drain(full, reason="spot")
-                for part in ("rl-main", "TrainerProcess"):
+                for part in ("Coordinator", "TrainerProcess"):
                     await moved(cluster, part, full)
                 await updated()
                 nursery.cancel_scope.cancel()

@@ -29,15 +29,12 @@ def test_the_newest_version_is_kept_and_those_that_servers_need() -> None:
     for number in (1, 2):
         kept.add(names[number], all_weights[number], (names[number], names[number - 1]))
     assert list(kept.kept) == [names[1], names[2]]
-    assert not kept.dropped
     for number in (3, 4):
         kept.add(names[number], all_weights[number], (names[2], names[2]))
     assert list(kept.kept) == [names[2], names[4]], "a validation uses version 2"
-    assert kept.dropped == [all_weights[1], all_weights[3]]
     again = weights_of(4)
     kept.add(names[4], again, (names[4], names[4]))
     assert kept.kept == {names[4]: again}
-    assert kept.dropped[2:] == [all_weights[2], all_weights[4]]
 
 
 def test_a_file_is_mapped_and_its_removal_is_an_object_that_is_lost(tmp_path: Path) -> None:

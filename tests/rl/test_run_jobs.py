@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from bench.faults.processes import all_processes, below
 from fray.cli.main import main
 from fray.rl import run_job
 from fray.rl.records.run_files import read_state, read_status
@@ -78,6 +79,19 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield found
 
 
+PARTS = ("Coordinato", "InferenceS", "RolloutPro", "TrainerPro")
+"""Titles of the processes of a run, as the kernel cuts them, behind ``fray:``."""
+
+
+def parts_of_runs(lab: Lab) -> dict[str, list[int]]:
+    """Return the processes of runs on the node, by their titles."""
+    found: dict[str, list[int]] = {}
+    for one in below(lab.running["alpha"].pid, all_processes()):
+        if (title := one.comm.removeprefix("fray:")) in PARTS:
+            found.setdefault(title, []).append(one.pid)
+    return {title: sorted(pids) for title, pids in found.items()}
+
+
 Command = Callable[..., tuple[int, str, str]]
 
 
@@ -105,6 +119,11 @@ def wait_for(output: Path, what: Callable[[dict[str, Any]], bool]) -> dict[str, 
     return status
 
 
+def wait_for_next(output: Path, before: dict[str, Any], steps: int) -> dict[str, Any]:
+    """Return the status of a run when another process has done some updates more."""
+    return wait_for(output, lambda now: now["pid"] != before["pid"] and now.get("step", 0) >= before["step"] + steps)
+
+
 def test_a_run_is_a_job_that_is_started_again_followed_and_stopped_by_its_name(
     recipe: Path, lab: Lab, fray: Command
 ) -> None:
@@ -115,13 +134,17 @@ def test_a_run_is_a_job_that_is_started_again_followed_and_stopped_by_its_name(
     status = wait_for(output, lambda found: found.get("step", 0) >= 3)
     assert (status["state"], status["job"]) == ("running", job)
 
-    # Its process is killed: the cluster starts it again, and it continues from the checkpoint.
+    # Its process is killed: the cluster starts it again, and it takes over what has worked on.
+    before = parts_of_runs(lab)
+    assert before.keys() == {*PARTS}
     os.kill(status["pid"], signal.SIGKILL)
-    status = wait_for(output, lambda found: found["metrics"]["line"] == 1)
+    status = wait_for_next(output, status, 4)
     assert status["job"] == job
-    steps = [json.loads(line)["step"] for line in (output / "metrics.jsonl").read_text().splitlines()]
-    assert steps == list(range(1, len(steps) + 1))
-    assert "continues after step" in (output / "progress.log").read_text()
+    assert parts_of_runs(lab) == before
+    assert steps_of(output) == list(range(1, len(steps_of(output)) + 1))
+    said = (output / "progress.log").read_text()
+    assert "takes over the run, which has worked on and has done" in said
+    assert "continues after step" not in said
 
     # A second start finds it: as a job, not with other settings, and in a terminal.
     assert fray("rl", "run", str(recipe), "--detach")[:2] == (0, f"{job}\n")
@@ -149,6 +172,59 @@ def test_a_run_is_a_job_that_is_started_again_followed_and_stopped_by_its_name(
     assert wait_for(output, lambda found: found["state"] == "running")["job"] == again
     assert fray("stop", again)[0] == 0
     assert wait_for(output, lambda found: found["state"] != "running")["state"] == "stopped"
+
+
+@pytest.mark.parametrize("mode", ["sync", "fully-async"])
+def test_a_run_whose_job_is_killed_again_and_again_loses_nothing_and_leaves_nothing(
+    mode: str, recipe: Path, lab: Lab, fray: Command
+) -> None:
+    output, steps = recipe.parent / "out", 40
+    settings = (f"name={mode}", f"sync={mode}", f"trainer.steps={steps}", "inference_servers=2", "save_every=7")
+    job = fray("rl", "run", str(recipe), *settings, "--detach")[1].strip()
+    status = wait_for(output, lambda found: found.get("step", 0) >= 2)
+    before = parts_of_runs(lab)
+    assert {title: len(pids) for title, pids in before.items()} == {
+        title: 1 + (title == "InferenceS") for title in PARTS
+    }
+    for _ in range(3):
+        os.kill(status["pid"], signal.SIGKILL)
+        status = wait_for_next(output, status, 3)
+        assert parts_of_runs(lab) == before
+    assert fray("wait", job)[0] == 0, fray("logs", job)[2]
+    status = read_status(output)
+    assert status["state"] == "done"
+    assert steps_of(output) == list(range(1, steps + 1))
+    assert {one["line"] for one in metrics_of(output)} == {0}
+    assert status["issued"] == status["trained"] + status["open"] + sum(status["dropped"].values())
+    assert not status["repeated"].keys() & {"worker_lost", "timeout"}
+    assert json.loads((output / "checkpoints" / f"global_step_{steps}" / "state.json").read_text())
+    assert parts_of_runs(lab) == {}
+
+
+def test_a_trainer_that_is_lost_while_the_jobs_process_is_away_is_rewound_and_the_others_stay(
+    recipe: Path, lab: Lab, fray: Command
+) -> None:
+    output = recipe.parent / "out"
+    job = fray("rl", "run", str(recipe), "name=lost-trainer", "--detach")[1].strip()
+    status = wait_for(output, lambda found: found.get("step", 0) >= 3)
+    before = parts_of_runs(lab)
+    # Stopped first: it must not see what is lost.
+    os.kill(status["pid"], signal.SIGSTOP)
+    (trainer,), (rollout,) = before.pop("TrainerPro"), before.pop("RolloutPro")
+    for pid in (trainer, rollout, status["pid"]):
+        os.kill(pid, signal.SIGKILL)
+    status = wait_for(output, lambda found: found["pid"] != status["pid"] and found["metrics"].get("line") == 1)
+    after = parts_of_runs(lab)
+    assert after.pop("TrainerPro") != [trainer]
+    assert after.pop("RolloutPro") != [rollout]
+    assert after == before
+    assert steps_of(output) == list(range(1, len(steps_of(output)) + 1))
+    assert "continues after step" in (output / "progress.log").read_text()
+    assert fray("stop", job)[0] == 0
+    give_up_at = time.monotonic() + 30
+    while left := parts_of_runs(lab):
+        assert time.monotonic() < give_up_at, left
+        time.sleep(0.1)
 
 
 def test_a_run_works_on_without_the_clusters_controller_and_is_found_by_its_name_also_on_a_drained_machine(
@@ -218,20 +294,26 @@ def test_a_recipe_of_the_guide_is_a_job_that_reports_to_its_loggers(recipe: Path
     assert "trainer.checkpoint_path: it is missing; a run as a job needs a directory" in errors
 
 
+def metrics_of(output: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
 def steps_of(output: Path) -> list[float]:
-    return [json.loads(line)["step"] for line in (output / "metrics.jsonl").read_text().splitlines()]
+    return [one["step"] for one in metrics_of(output)]
 
 
 def test_a_run_whose_controller_is_frozen_is_started_again(
-    recipe: Path, fray: Command, monkeypatch: pytest.MonkeyPatch
+    recipe: Path, lab: Lab, fray: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A frozen process is found within seconds here; of users, after a minute or more.
     monkeypatch.setattr(run_job, "LEAST_STALL_S", 10.0)
     output = recipe.parent / "out"
     job = fray("rl", "run", str(recipe), "name=frozen", "liveness_s=10", "--detach")[1].strip()
     frozen = wait_for(output, lambda found: found.get("step", 0) >= 3)
+    before = parts_of_runs(lab)
     os.kill(frozen["pid"], signal.SIGSTOP)
-    status = wait_for(output, lambda found: found["metrics"]["line"] == 1)
+    status = wait_for_next(output, frozen, 3)
+    assert parts_of_runs(lab) == before
     assert (status["job"], status["state"]) == (job, "running")
     assert status["pid"] != frozen["pid"]
     assert not Path(f"/proc/{frozen['pid']}").exists(), "it must not wake up beside its successor"

@@ -43,7 +43,7 @@ NAMES = {
     "rollout": "fray:RolloutPro",
     "server": "fray:InferenceS",
     "trainer": "fray:TrainerPro",
-    "pool": "fray:rl-main",
+    "pool": "fray:Coordinato",
 }
 """Titles of the processes of a run, as the kernel cuts them."""
 
@@ -146,7 +146,7 @@ def read_bytes(path: Path) -> bytes:
 def test_a_run_learns_and_every_sample_is_accounted_for(
     sync: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fray.rl.controller.PROBE_PERIOD_S", 0.02)
+    monkeypatch.setattr("fray.rl.processes.run_servers.PROBE_PERIOD_S", 0.02)
     result = trio.run(run(12, sync=sync, inference_servers=2, progress=True).main)
     shares = [step["servers_busy_share"] for step in result.steps if "servers_busy_share" in step]
     assert len(shares) >= 11, "all but the first, which may end before the servers were asked twice"

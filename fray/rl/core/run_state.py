@@ -223,6 +223,18 @@ class RunState:
             is_last = self.record.losses[lease.task.task_id] + 1 >= self.record.plan.max_losses
             self._give_back(lease, "worker_lost", RetryCost.WORKER, is_last)
 
+    def begin_worker(self, worker: str) -> None:
+        """Give back what earlier incarnations of a worker had: their loss was perhaps not noticed.
+
+        Args:
+            worker: an incarnation: name of the actor, and numbers behind two colons.
+        """
+        actor = worker.rsplit(":", 2)[0]
+        known = {lease.worker for table in (self._validation_leases, self._leases) for lease in table.all}
+        for other in sorted(known):
+            if other != worker and other.rsplit(":", 2)[0] == actor:
+                self.lose_worker(other)
+
     def expire(self, now: float) -> None:
         """Give back the tasks whose leases have expired; it counts as an attempt."""
         for table in (self._validation_leases, self._leases):

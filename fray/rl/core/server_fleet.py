@@ -185,8 +185,12 @@ class ServerFleet:
 
     def add(self, number: int) -> list[str]:
         """Add servers, which are to be created; return their names."""
-        free = (f"server-{index}" for index in count() if f"server-{index}" not in self.servers)
-        names = list(islice(free, number))
+        free = (index for index in count() if f"server-{index}" not in self.servers)
+        return self.add_numbered(islice(free, number))
+
+    def add_numbered(self, indices: Iterable[int]) -> list[str]:
+        """Add servers that exist already, by their numbers; return their names."""
+        names = [f"server-{index}" for index in indices]
         for name in names:
             self.servers[name] = ServerRecord(name, self.suspect_s, self.stale_s)
         return names

@@ -6,7 +6,7 @@ import inspect
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,7 @@ from fray.rl.inference.http_settings import HttpPort, WeightAddress
 from fray.rl.inference.request_table import OpenRequest, RequestBatch, RequestTable, ServerBusy
 from fray.rl.inference.requests import Completion, GenerateRequest, TokenEvent
 from fray.rl.process_start import loading, wait_for_preemption
+from fray.rl.processes.actor_tasks import ActorTask, ActorTasks
 
 RATE_WINDOW_S = 10.0
 """Seconds over which tokens per second and the busy share are counted."""
@@ -66,16 +67,25 @@ class InferenceServer:
     Args:
         make_engine: makes the engine, in the thread that will use it; in an actor it is pickled.
         name: for messages and logs.
+        waits: whether requests wait for the first `load_weights`: the weights of the engine may be old. Default False.
     """
 
-    def __init__(self, make_engine: Callable[[], DecodingEngine], *, name: str = "inference server") -> None:
+    def __init__(
+        self, make_engine: Callable[[], DecodingEngine], *, name: str = "inference server", waits: bool = False
+    ) -> None:
         self._name = name
+        self._may_answer = trio.Event()
+        if not waits:
+            self._may_answer.set()
         self._failure: Exception | None = None
         self._actor: CurrentActor | None = None
         try:
             self._actor = current_actor()
         except FrayError:
             pass
+        self._tasks = None if self._actor is None else ActorTasks()
+        self._serving: dict[str, ActorTask[None]] = {}
+        """Ports that are served, by the name of the method."""
         # A program that has a server as an object may do other things in its process.
         make = make_engine if self._actor is None else partial(_make_and_freeze, make_engine)
         self._thread = DecodingThread(make, name, self._take, self._end)
@@ -118,6 +128,7 @@ class InferenceServer:
                 cancelled.
         """
         entries: list[OpenRequest] = []
+        await self._may_answer.wait()
         try:
             for request in requests:
                 self._check()
@@ -148,6 +159,7 @@ class InferenceServer:
         Raises:
             ActorFailed: the engine had failed before.
         """
+        await self._may_answer.wait()
         self._check()
         own = self._batches[batch] = RequestBatch()
         try:
@@ -177,6 +189,7 @@ class InferenceServer:
             ValueError, ServerBusy, ActorFailed: as `generate`.
             ReaderTooSlow: the reader was too many tokens behind.
         """
+        await self._may_answer.wait()
         self._check()
         entry = self._requests.attach(request, stream=True)
         try:
@@ -210,11 +223,18 @@ class InferenceServer:
             ActorFailed: the engine has failed.
         """
         checked = checked_mode(mode)
+        self._check()
+        decoder = self._thread.decoder
+        if decoder is not None and decoder.engine.version == version:
+            # No request in flight is to be ended, or waited for, because of it.
+            self._may_answer.set()
+            return
         buffer = await weights if inspect.isawaitable(weights) else weights
         update = WeightUpdate(version, table, buffer, checked)
         refusal = await self._command(lambda decoder, done: decoder.update(update, done))
         if refusal is not None:
             raise refusal
+        self._may_answer.set()
 
     async def pause(self, mode: InterruptMode = "wait") -> None:
         """Stop decoding; new requests wait for `resume`. Returns when no token is made any more.
@@ -290,11 +310,29 @@ class InferenceServer:
     async def serve_http(self, settings: HttpPort) -> None:
         """Serve OpenAI's API and control routes until cancelled, on loopback or as the settings' ``access`` says.
 
+        That of an actor is served until the actor ends; a further call waits for the same end.
+
         Raises:
             InvalidRequest: a package or the tokenizer of the model is missing, or this machine has no address for
                 others.
             OSError: the port cannot be listened on.
         """
+        await self._serve("http", partial(self._serve_http, settings))
+
+    async def _serve(self, name: str, serve: Callable[[], Awaitable[None]]) -> None:
+        if self._tasks is None:
+            await serve()
+            return
+        if name not in self._serving:
+            self._serving[name] = self._tasks.start(serve)
+        try:
+            await self._serving[name].wait()
+        except OSError:
+            # The next call tries again: the port may be free by then.
+            self._serving.pop(name, None)
+            raise
+
+    async def _serve_http(self, settings: HttpPort) -> None:
         try:
             from fray.http_server import HttpAddress, serve_http
             from fray.rl.inference.http_port import server_app
@@ -314,12 +352,14 @@ class InferenceServer:
         return self._url
 
     async def serve_weights(self) -> None:
-        """Serve a port that takes new weights and nothing else, until cancelled: see `weight_address`.
+        """Serve a port that takes new weights and nothing else: see `weight_address`; until when, see `serve_http`.
 
         Raises:
             InvalidRequest: a package is missing.
         """
+        await self._serve("weights", self._serve_weights)
 
+    async def _serve_weights(self) -> None:
         def note(address: WeightAddress) -> None:
             self._weight_address = address
             self._takes_weights.set()
@@ -349,6 +389,8 @@ class InferenceServer:
         self._fail(ActorFailed(f"{self._name} has ended"))
 
     async def __fray_cleanup__(self) -> None:
+        if self._tasks is not None:
+            await self._tasks.aclose()
         await self.aclose()
 
     # Inside ----------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from fray.rl.messages import RunStatus, ValidationResult
 from fray.rl.nexrl.experiment_posts import ExperimentPost, FetchedPosts
 from fray.rl.nexrl_types import Trajectory
 from fray.rl.records.console_lines import is_validation, step_text, validation_text
-from fray.rl.records.run_files import METRICS_FILE, write_file
+from fray.rl.records.run_files import METRICS_FILE, read_rows, write_file
 from fray.rl.records.run_owner import add_line
 from fray.rl.records.trackers import TrackedRun, TrackerSet
 from fray.rl.run_parts import RunParts
@@ -60,6 +60,9 @@ class RunLog(Protocol):
     def rewind(self, number: int) -> None:
         """Note that the run continues from the checkpoint after so many updates."""
 
+    def take_over(self, number: int) -> None:
+        """Note that the run has worked on in the meantime, and has done so many updates."""
+
     def note(self, text: str) -> None:
         """Note a line for the console."""
 
@@ -89,6 +92,8 @@ class StepLog:
         self._result, self._run, self._began = result, run, time.monotonic()
         self._directory = run.parts.output
         self._continued_after = -1
+        self._reported: list[dict[str, Any]] = []
+        """Metrics that a process before this one has reported of a run that has worked on since."""
         self._trackers = TrackerSet(run.trackers, tracked_run_of(run.parts), self.note)
         self._collected: set[str] = set()
         """Tasks whose trajectories are in the file."""
@@ -116,6 +121,10 @@ class StepLog:
             **{f"skipped/{reason}": float(count) for reason, count in status.skipped.items()},
             **{f"left_out/{tag}": float(count) for tag, count in status.left_out.items()},
         }
+        # The clock of the trainer's process tells a batch from another of the same number that was skipped.
+        same = ("step", "line", "wait_s")
+        if any(all(one.get(name) == metrics[name] for name in same) for one in self._reported):
+            return
         self._result.steps.append(metrics)
         self._write(METRICS_FILE, [metrics])
         self._trackers.log(metrics, step.number)
@@ -129,7 +138,8 @@ class StepLog:
         elapsed = time.monotonic() - self._began
         metrics = {"step": float(number), "line": float(line), "elapsed_s": elapsed, **found.metrics}
         # A validation may be reported twice, or be done again by a run that continues.
-        if number in (self._continued_after, *(one["step"] for one in self._result.validations)):
+        reported = (*self._result.validations, *filter(is_validation, self._reported))
+        if number in (self._continued_after, *(one["step"] for one in reported)):
             self._remove(lambda one: one["step"] == number and is_validation(one))
         self._result.validations.append(metrics)
         self._write(METRICS_FILE, [metrics])
@@ -154,6 +164,11 @@ class StepLog:
         self._continued_after = number
         self.note(f"continues after step {number}")
         self._remove(lambda one: one["step"] > number)
+
+    def take_over(self, number: int) -> None:
+        """Leave out what was reported already."""
+        self.note(f"takes over the run, which has worked on and has done {number} updates")
+        self._reported = [] if self._directory is None else list(read_rows(self._directory))
 
     def _remove(self, is_obsolete: Callable[[Mapping[str, float]], bool]) -> None:
         """Remove metrics from the result and from the file."""

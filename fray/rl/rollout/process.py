@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from itertools import chain, count, islice
 from typing import Any, TypeAlias
@@ -23,6 +24,7 @@ from fray.rl.model_spec import ModelSpec, model_name
 from fray.rl.nexrl.experiment_posts import EpisodePosts, PostQueue, episode_posts
 from fray.rl.nexrl_types import DEFAULT_MODEL_TAG, Trajectory
 from fray.rl.process_start import loading, wait_for_preemption
+from fray.rl.processes.actor_tasks import ActorTask, ActorTasks
 from fray.rl.rollout.groups import by_model, grouped
 from fray.rl.rollout.request_batches import RequestBatches
 from fray.rl.rollout.scores import AttemptEnded, MadeTrajectories, Score, finite_scores, scores_of, trajectories_of
@@ -96,6 +98,8 @@ class RolloutProcess:
         self._is_preempted = False
         self._results: list[TaskResult] = []
         self._has_results = trio.Event()
+        self._tasks = ActorTasks()
+        self._work: ActorTask[None] | None = None
 
     async def ping(self) -> None:
         """Return: the process answers. For health checks."""
@@ -103,12 +107,21 @@ class RolloutProcess:
     async def run(self, access: HttpAccess | None = None) -> None:
         """Roll out episodes until there are no tasks; what is unfinished then is cancelled.
 
-        At the notice of a preemption, unfinished tasks are given back, and the process ends, to be started elsewhere.
+        They continue when this call is cancelled, and a further call waits for the same end. At the notice of a
+        preemption, unfinished tasks are given back, and the process ends, to be started elsewhere.
 
         Args:
             access: to sessions of agents from other machines; None: they are on loopback. It has secrets, so it is not
                 in the plan: the cluster stores the arguments of constructors.
         """
+        if self._work is None:
+            self._work = self._tasks.start(partial(self._run, access))
+        await self._work.wait()
+
+    async def __fray_cleanup__(self) -> None:
+        await self._tasks.aclose()
+
+    async def _run(self, access: HttpAccess | None) -> None:
         async with trio.open_nursery() as nursery:
             batches = RequestBatches(nursery)
             self._servers = ServerChoice(batches.generate, batches.give_up, _max_length)
@@ -117,6 +130,7 @@ class RolloutProcess:
             nursery.start_soon(self._deliver)
             nursery.start_soon(self._stop_at_preemption, nursery.cancel_scope)
             worker = current_actor().incarnation
+            await self._coordinator.begin_worker.options(idempotent=True)(worker)
             nursery.start_soon(self._report_slowest, worker)
             while grants := await self._coordinator.take_tasks.options(idempotent=True)(worker, self._idle):
                 for grant in grants:

@@ -73,11 +73,8 @@ class KeptWeights:
 
     kept: dict[VersionName, PublishedWeights | None] = field(factory=dict)
     """Weights of each version; None: those of the model, which servers have."""
-    dropped: list[PublishedWeights] = field(factory=list)
-    """Weights that are not kept any more, to be released."""
 
     def add(self, version: VersionName, weights: PublishedWeights | None, needed: Sequence[VersionName | None]) -> None:
         """Keep the weights of a new version, and of those before it the ``needed`` ones."""
         kept = {name: found for name, found in self.kept.items() if name in needed and name != version}
-        self.dropped += [found for name, found in self.kept.items() if name not in kept and found is not None]
         self.kept = {**kept, version: weights}

@@ -55,6 +55,33 @@ async def test_requests_are_answered_with_tokens_logprobs_and_versions() -> None
         assert texts(await server.generate(request("b", n=3))) == ["3456$", "4567$", "5678$"]
 
 
+async def test_requests_wait_for_the_first_weights_and_a_version_that_is_there_ends_none() -> None:
+    engine, answers = CountingEngine(gate=threading.Semaphore(100)), list[Completion]()
+    server = InferenceServer(lambda: engine, waits=True)
+
+    async def ask(name: str) -> None:
+        answers.extend(await server.generate(request(name, max_tokens=2)))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, "a")
+        await trio.sleep(0.1)
+        assert engine.added == []
+        await server.load_weights(V1, None, b"\x01")
+    assert answers[0].segments == [(V1, 2)]
+    assert engine.gate is not None
+    while engine.gate.acquire(blocking=False):
+        pass
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, "b")
+        await until(lambda: len(engine.sequences) == 1)
+        # As from a controller that has taken over the run: nothing is to be read, or ended.
+        await server.load_weights(V1, None, None, "abort")
+        await server.load_weights(V1, None, None, "wait")
+        engine.gate.release(100)
+    assert answers[1].finish_reason == "length"
+    await server.aclose()
+
+
 async def test_many_requests_are_one_message_and_answered_in_order() -> None:
     async with open_server() as (server, engine):
         answers = await server.generate_many([request("a"), request("b", "9"), request("c", n=2)])
