@@ -238,6 +238,10 @@ class ActorHost:
                                     self._on_ended(ended)
                 except ActorDied:
                     await route.wait_while_silent()  # the next stream waits for the next incarnation or the end
+                    if route.loss is not None:
+                        # It has ended for good, and each further stream would fail at once: the end of a scope, for
+                        # one, is known here before the controller confirms it, which may be away.
+                        await self._record.ended.wait()
                     if self._record.ended.is_set():
                         return
 
