@@ -21,6 +21,7 @@ from fray.model.policy.machine_groups import (
 )
 from fray.model.policy.policy import Amounts, TenantPolicy
 from fray.model.resources import Capacity, PortRange
+from fray.scheduler.autoscaler.plan import idle_since
 from fray.scheduler.state.state import State
 
 
@@ -86,6 +87,8 @@ GROUPS = (
 TERMS = TenantPolicy(quota=Amounts(cpu_milli=2000), borrow=Amounts(cpu_milli=6000))
 """Tenant policy of every driver, each of which is a separate user."""
 SPEND_LIMIT_PER_HOUR = 13.0
+DELETED_WITHIN_S = 10.0
+"""Seconds from the end of a machine's idle time within which it is deleted, without faults."""
 
 
 @define(eq=False)
@@ -197,5 +200,8 @@ class SimCloud:
         if calm:
             for config in GROUPS:
                 present = [machine.seen.name for machine in self.living() if machine.seen.group == config.name]
-                if len(present) > config.min + config.buffer:
+                # A scenario without faults may end within the idle time of a machine that its last jobs have used.
+                since = state.now - config.idle_s - DELETED_WITHIN_S
+                unused = [name for name in present if name not in units or idle_since(state, units[name]) < since]
+                if unused and len(present) > config.min + config.buffer:
                     yield f"group {config.name} is idle and has {present}"
