@@ -2,9 +2,9 @@
 
 Three users train at the same time: two with the Tinker SDK (supervised, and reinforcement learning with samples), and
 one with a job of OpenTinker's protocol and an uploaded reward function. First without a kill; then again and again,
-while the API server or an engine is killed (SIGKILL) at random moments. Each user must have, at each step, the loss or
-reward of the undisturbed run: within 1e-6, so every request took effect once and in order. At the end no process is
-left.
+while the API server, an engine, a node or the controller is killed (SIGKILL) at random moments; daemons are started
+again, as by a service manager. Each user must have, at each step, the loss or reward of the undisturbed run: within
+1e-6, so every request took effect once and in order. At the end no process is left.
 
 The SDK is in an environment of its own: ``tools/venv tinker-0.38``.
 """
@@ -28,7 +28,9 @@ import trio
 from attrs import define, field
 
 import fray
-from bench.faults.processes import all_processes, below
+from bench.faults.lab import TOKEN
+from bench.faults.processes import all_processes, below, marked
+from bench.faults.rl_kills import RlLab
 from bench.tinker import MODELS, ROOT, output_of
 from examples.opentinker_client import CONFIG, REWARD, batch_of
 from fray import tinker
@@ -39,7 +41,12 @@ SDK = ROOT / ".venv-tinker-0.38/bin/python"
 PAUSE_S = (0.3, 5.0)
 """Seconds between two kills."""
 SERVICE_SHARE = 0.35
-"""Share of the victims that are the API server; the others are engines."""
+"""Share of the API server among it and the engines."""
+DAEMON_SHARE = 0.2
+"""Share of the victims that are a node or the controller, where the campaign has a cluster of its own."""
+NODES = ("north", "south")
+DAEMON_AWAY_S = (0.0, 2.0)
+"""Seconds for which a daemon is away."""
 LIMIT_S = 400.0
 """Seconds in which the users of a round must be done, its kills included."""
 TOLERANCE = 1e-6
@@ -55,12 +62,14 @@ class TinkerCampaign:
     Args:
         rng: chooses victims and moments.
         most: kills in one round.
-        cluster: spec of a cluster whose nodes are all on this machine; default: one that ends with the campaign.
+        cluster: spec of a cluster whose nodes are all on this machine.
+        lab: daemons of that cluster, which are victims, too; None: they are not.
     """
 
     rng: random.Random
+    cluster: str
+    lab: RlLab | None = None
     most: int = 10
-    cluster: str = "machine?nodes=1&cpu=8"
     kills: list[str] = field(factory=list)
     seconds: list[float] = field(factory=list)
     broken: list[str] = field(factory=list)
@@ -69,14 +78,24 @@ class TinkerCampaign:
         """Kill ``count`` times; return the report."""
         models = {"letters": MODELS["sft"], "digits": MODELS["rl"]}
         with TemporaryDirectory(prefix="fray-tinker-kills-") as directory:
-            async with fray.open_cluster(self.cluster, logs=False) as cluster:
+            options: dict[str, Any] = {}
+            if self.lab is not None:
+                options = {"token": TOKEN, "grace_s": 600}
+                await self.lab.wait_reachable()
+            async with fray.open_cluster(self.cluster, logs=False, **options) as cluster:
+                await cluster.wait_for_nodes(1 if self.lab is None else len(NODES))
                 serving = tinker.serve(models=models, threads=1, directory=Path(directory), cluster=cluster)
                 async with serving as service:
                     wanted = await self.one_round(cluster, service.url, 0)
                     say(f"undisturbed: {self.seconds[0]:.1f} s")
                     while len(self.kills) < count and not self.broken:
                         await self.compared_round(cluster, service.url, min(self.most, count - len(self.kills)), wanted)
-        left = [f"{one.comm} ({one.pid})" for one in below(os.getpid(), all_processes()) if one.pid != os.getpid()]
+        found = below(os.getpid(), all_processes())
+        if self.lab is not None:
+            self.lab.close()
+            # What a killed node has left is no longer below this process.
+            found = marked(self.lab.tag, str(self.lab.directory))
+        left = [f"{one.comm} ({one.pid})" for one in found if one.pid != os.getpid()]
         if left:
             self.broken.append(f"left at the end: {left}")
         undisturbed, *disturbed = self.seconds
@@ -132,6 +151,9 @@ class TinkerCampaign:
             await running(cluster, 1 + len(STEPS))
         for _ in range(most):
             await trio.sleep(self.rng.uniform(*PAUSE_S))
+            if self.lab is not None and self.rng.random() < DAEMON_SHARE:
+                await self.lose_daemon(self.rng.choice(("node", "controller")))
+                continue
             # The engines end with their service: another kill of it before they are there again would show nothing.
             found = await running(cluster, 2)
             is_service = self.rng.random() < SERVICE_SHARE
@@ -140,6 +162,17 @@ class TinkerCampaign:
                 os.kill(pid, signal.SIGKILL)
                 self.kills.append(kind)
                 say(f"{len(self.kills):4} {kind}")
+
+    async def lose_daemon(self, kind: str) -> None:
+        """Kill a node or the controller, and start it again a moment later."""
+        assert self.lab is not None
+        name = kind if kind == "controller" else self.rng.choice(NODES)
+        self.lab.kill(name)
+        self.kills.append(kind)
+        say(f"{len(self.kills):4} {kind}")
+        await trio.sleep(self.rng.uniform(*DAEMON_AWAY_S))
+        self.lab.start(name)
+        await self.lab.wait_reachable()
 
 
 async def running(cluster: fray.Cluster, count: int) -> list[tuple[str, int]]:
@@ -180,11 +213,24 @@ def train_job(url: str) -> list[float]:
     return rewards
 
 
+def with_daemons(rng: random.Random, kills: int) -> dict[str, Any]:
+    """Kill in a cluster of this campaign's own; return the report."""
+    with TemporaryDirectory(prefix="fray-tinker-lab-", ignore_cleanup_errors=True) as directory:
+        lab = RlLab(Path(directory))
+        try:
+            lab.open(list(NODES))
+            return trio.run(TinkerCampaign(rng, lab.spec, lab).run, kills)
+        finally:
+            lab.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.faults.tinker_kills", description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1, help="of victims and moments (default 1)")
-    parser.add_argument("--cluster", metavar="SPEC", help="whose nodes are all on this machine (default: its own)")
+    parser.add_argument(
+        "--cluster", metavar="SPEC", help="whose nodes are all on this machine, and stay (default: one of its own)"
+    )
     parser.add_argument("--user", metavar="URL", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.user:
@@ -192,8 +238,11 @@ def main() -> None:
         return
     if not SDK.exists():
         parser.error("the Tinker SDK is missing: tools/venv tinker-0.38")
-    campaign = TinkerCampaign(random.Random(options.seed), **({"cluster": options.cluster} if options.cluster else {}))
-    report = trio.run(campaign.run, options.kills)
+    rng = random.Random(options.seed)
+    if options.cluster:
+        report = trio.run(TinkerCampaign(rng, options.cluster).run, options.kills)
+    else:
+        report = with_daemons(rng, options.kills)
     print(json.dumps(report, indent=2))
     sys.exit(bool(report["broken"]))
 
