@@ -18,6 +18,7 @@ from fray.tinker.adapter_runner import ENGINE_FILE
 from fray.tinker.api_store import TinkerStore
 from fray.tinker.core.engine_scale import EngineRange
 from fray.tinker.core.keys import ServiceUser
+from fray.tinker.operations.shown_runs import shown_runs
 from fray.tinker.tinker_api.base_engine import AdapterPlan
 from fray.tinker.tinker_api.tinker_runs import TinkerRuns
 from tests.tinker.runs_api import ADA, MODEL, RunsApi
@@ -152,6 +153,31 @@ async def test_engines_come_and_go_with_the_load_take_models_over_and_change_no_
         nursery.cancel_scope.cancel()
     store.close()
     assert trained.losses == alone.losses
+
+
+async def test_an_engine_without_room_says_so_and_is_given_up_when_nothing_queues(tmp_path: Path) -> None:
+    rules = EngineRange(1, 2, queue_s=1.0, idle_s=2.0)
+    resources = fray.ResourceConfig(cpu=3)  # the node has 4
+    store = TinkerStore(tmp_path)
+    async with warm_cluster() as cluster, trio.open_nursery() as nursery:
+        plan = AdapterPlan({"tiny": MODEL}, tmp_path / "a", threads=1, resources=resources, engines=rules)
+        trained = Trained(RunsApi(TinkerRuns(store, plan)))
+        runs = trained.api.runs
+        await nursery.start(runs.run, cluster)
+        await trained.create()
+        (group,) = runs.groups.values()
+
+        def shown() -> str:
+            return str(shown_runs(runs, lambda user: True, str))
+
+        await trained.train_all(lambda: "needs 3 CPUs" in shown())
+        assert "needs 3 CPUs" in group.explanation()
+        assert len(group.engines) == 2
+        await until(lambda: len(group.engines) == 1)
+        assert group.engines[0].models == set(trained.models)
+        assert group.explanation() == ""
+        nursery.cancel_scope.cancel()
+    store.close()
 
 
 async def test_a_future_says_that_users_who_were_served_less_come_first(tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ def test_the_explanation_says_how_long_work_queues_and_what_follows() -> None:
     assert scale.explanation(0.0, 1) == ""
     scale.step(1.0, [busy()])
     assert scale.explanation(4.0, 1) == "requests have queued for 3 s; after 10 s another engine is started"
+    assert scale.explanation(4.0, 2, "it needs room") == "requests have queued for 3 s; it needs room"
     assert scale.explanation(4.0, 3) == "requests have queued for 3 s; there are no more than 3 engines"
 
 

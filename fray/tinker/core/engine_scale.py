@@ -134,11 +134,19 @@ class EngineScale:
         self._ending = None
         self._idle_since[number] = now
 
-    def explanation(self, now: float, count: int) -> str:
-        """Return why there are ``count`` engines, in words; empty: no work queues."""
+    def explanation(self, now: float, count: int, starting: str = "") -> str:
+        """Return why there are ``count`` engines, in words; empty: no work queues.
+
+        Args:
+            now: seconds.
+            count: engines.
+            starting: what one of them waits for that is being started; empty: none is.
+        """
         if self._queued_since is None:
             return ""
         text = f"requests have queued for {now - self._queued_since:.0f} s"
+        if starting:
+            return f"{text}; {starting}"
         if count >= self._rules.most:
             return f"{text}; there are no more than {self._rules.most} engines"
         return f"{text}; after {self._rules.queue_s:g} s another engine is started"

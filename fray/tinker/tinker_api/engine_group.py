@@ -100,8 +100,7 @@ class EngineGroup:
     def explanation(self) -> str:
         """Return why there are as many engines as there are, in words; empty: no work queues."""
         starting = [each.starting for each in self.engines if not each.is_up and not each.failure]
-        reason = self._scale.explanation(trio.current_time(), len(self.engines))
-        return "; ".join([reason, *starting]) if reason else ""
+        return self._scale.explanation(trio.current_time(), len(self.engines), "; ".join(starting))
 
     def place(self, model_id: str) -> BaseEngine:
         """Return the engine that trains a model from now on; `BaseEngine.models` has it until it ends."""
