@@ -247,6 +247,7 @@ async def weight_times(rounds: int) -> dict[str, Any]:
             trainer: Any = await scope.create_actor(
                 TrainerProcess, unused, model, rl.GRPO(groups=1, group_size=2, lr=1e-3), 1
             )
+            await trainer.start(0, None)
 
             async def two_servers(make: Callable[[], Any]) -> list[Any]:
                 found: list[Any] = [await scope.create_actor(InferenceServer, make) for _ in range(2)]

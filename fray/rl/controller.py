@@ -71,6 +71,8 @@ class RunController:
         """The last report that is on the console."""
         self._line = 0
         """Incarnation of the trainer."""
+        self._lost_workers: list[str] = []
+        """Incarnations of rollout processes."""
         self._posts_handled = 0
         """Number of the posts of workers that were given to the log last."""
         self._coordinator: Any = None
@@ -171,11 +173,13 @@ class RunController:
             await trio.sleep(STATUS_PERIOD_S)
 
     async def _follow_coordinator(self) -> None:
-        """Send the table of servers to each coordinator that starts."""
+        """Send the table of servers, and the processes that were lost, to each coordinator that starts."""
         async with monitor(self._coordinator) as events:
             async for event in events:
                 if isinstance(event, Up):
                     await self._servers.announce()
+                    for worker in self._lost_workers:
+                        await self._ask("lose_worker", worker)
                 else:
                     await raise_end(self._coordinator, event)
 
@@ -443,6 +447,7 @@ class RunController:
                 if isinstance(event, Up):
                     nursery.start_soon(_roll_out, handle, parts.access)
                     continue
+                self._lost_workers.append(event.incarnation)
                 await self._ask("lose_worker", event.incarnation)
                 await raise_end(handle, event)
 

@@ -88,6 +88,7 @@ class Coordinator:
         """Servers that the run shall have; None: those of its settings."""
         self._slowest: dict[str, tuple[str, str]] = {}
         """Lease of the oldest episode of each worker, and what that does."""
+        self._lost_workers: set[str] = set()
         self._servers_missing = ""
         """Text about servers without which no task is given out."""
         # A validation that begins with the run: before a snapshot can have it.
@@ -111,6 +112,10 @@ class Coordinator:
 
         def take() -> list[TaskGrant] | None:
             grants: list[TaskGrant] = []
+            # It may live behind a cut and reach this process: its end is not noted a second time, so nothing would give
+            # back what it takes now.
+            if worker in self._lost_workers:
+                return grants
             if self._servers_missing and not self._state.is_done:
                 return None
             while len(grants) < limit:
@@ -171,7 +176,8 @@ class Coordinator:
         self._wake()
 
     async def lose_worker(self, worker: str) -> None:
-        """Give back the tasks of a worker that was lost."""
+        """Give back the tasks of a worker that was lost; it gets no further ones, should it live."""
+        self._lost_workers.add(worker)
         self._slowest.pop(worker, None)
         self._state.lose_worker(worker)
         self._wake()
@@ -279,7 +285,9 @@ class Coordinator:
             # The incarnations of trainers that were lost since then are not to be used again.
             record.weights.line.forks += [record.weights.line.number] * (after + 1 - len(record.weights.line.forks))
             added = self._state.record.added_rows[record.added :]
-            self._state = RunState.rewind(record, self._state.incarnation + 1)
+            # From the journal: one that is counted here would be that of the next coordinator, too.
+            incarnation = self._state.incarnation + 1 if self._journal is None else self._journal.next_incarnation()
+            self._state = RunState.rewind(record, incarnation)
             if self._journal is not None:
                 self._journal.rewind(self._state.record)
             for one in added:  # since the checkpoint

@@ -77,11 +77,7 @@ class RunJournal:
 
     def recover(self, plan: RunPlan) -> RunState:
         """Return the state that was written last; a new one if there is none."""
-        with (self._directory / "starts").open("ab") as starts:
-            starts.write(b".")
-            starts.flush()
-            # The leases of each start have numbers of their own.
-            incarnation = starts.tell()
+        incarnation = self.next_incarnation()
         base = self._directory / "base"
         record, first, offset = loads(base.read_bytes()) if base.exists() else (RunRecord.new(plan), 0, 0)
         record.continue_with(plan)
@@ -90,6 +86,13 @@ class RunJournal:
             if step >= first:
                 entries += read_journal(self._path(step), offset if step == first else 0)
         return RunState.recover(record, entries, incarnation)
+
+    def next_incarnation(self) -> int:
+        """Return a number for a state, which none before it had: its leases have numbers of their own."""
+        with (self._directory / "starts").open("ab") as starts:
+            starts.write(b".")
+            starts.flush()
+            return starts.tell()
 
     def append(self, entries: Sequence[Entry], number: int) -> None:
         """Append entries.

@@ -317,6 +317,16 @@ class TrainerProcess(TrainerRank):
                         nursery.start_soon(rank.join, meeting.address, index, host)
                     await self.join(meeting, 0, hosts[0])
 
+    def _check_started(self) -> None:
+        """Check that this process is the trainer.
+
+        Raises:
+            RankLost: it was not started. A call that has not reached its predecessor before that was lost is delivered
+                here, and would train, publish or save the model as it is without an update.
+        """
+        if not self._is_started:
+            raise RankLost("the trainer was lost, and this process has not taken its place yet")
+
     async def _with_others(self, method: str, argument: Any, work: Callable[[], T]) -> T:
         """Call a method of the other ranks, and do the work of this one meanwhile; return its result.
 
@@ -353,8 +363,9 @@ class TrainerProcess(TrainerRank):
                 has taken over from another one, and gets a result that it may not have handled.
 
         Raises:
-            RankLost, ActorDied: a rank has ended.
+            RankLost, ActorDied: a rank has ended, or this process was not started.
         """
+        self._check_started()
         if self._update is None or handled == self._serial:
             self._serial += 1
             self._update = self._tasks.start(partial(self._train_next, self._serial))
@@ -376,7 +387,8 @@ class TrainerProcess(TrainerRank):
         return TrainedStep(batch.number, self._line, serial, metrics, skipped, without_effect, self._posts.fetch())
 
     async def save(self, directory: Location) -> None:
-        """Write the model, and what is needed to continue, into a directory."""
+        """Write the model, and what is needed to continue, into a directory. Raises RankLost: it was not started."""
+        self._check_started()
         async with self._at_work:
             await trio.to_thread.run_sync(self._save, directory)
 
@@ -396,7 +408,11 @@ class TrainerProcess(TrainerRank):
             path: file of safetensors to write. Default: shared memory, and where there is no room for it, memory of
                 this process that readers copy.
             kept: versions that servers may load beside it; others are released.
+
+        Raises:
+            RankLost: it was not started.
         """
+        self._check_started()
         if version not in self._published:
             async with self._at_work:
                 self._published[version] = await self._publish(path)

@@ -103,6 +103,26 @@ async def test_a_worker_that_was_started_again_gives_back_what_it_had_before(aut
     assert await run.put_results([delivered(grant) for grant in [*lost, *others]]) == ["fail"] * 2 + ["success"] * 2
 
 
+async def test_a_lost_worker_that_lives_gets_no_further_tasks(autojump_clock: Any) -> None:
+    run = coordinator()
+    await run.take_tasks("lost", 1)
+    await run.lose_worker("lost")
+    assert await run.take_tasks("lost", 4) == []
+    assert len(await run.take_tasks("other", 4)) == 4
+
+
+async def test_no_lease_of_a_state_that_was_left_is_one_of_a_coordinator_that_starts_later(
+    autojump_clock: Any, tmp_path: Path
+) -> None:
+    run = coordinator(tmp_path)
+    await run.finish_sync(await run.rewind(None, 0))
+    (before,) = await run.take_tasks("w", 1)
+    run = coordinator(tmp_path)
+    assert await run.put_results([delivered(before)]) == ["fail"]
+    grants = await run.take_tasks("w", 4)
+    assert before.lease not in [grant.lease for grant in grants]
+
+
 async def test_a_lease_expires_and_a_failure_is_counted_and_shown(autojump_clock: Any) -> None:
     run = coordinator(max_attempts=2)
     async with trio.open_nursery() as nursery:

@@ -50,6 +50,9 @@ class DecodingThread:
         """``ready``: the engine is made. ``ended``: the thread does nothing any more."""
         self.decoder: Decoder | None = None
         """Decoder, whose counters may be read in the loop; None before `ready`."""
+        self._start(name)
+
+    def _start(self, name: str) -> None:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def send(self, command: Command) -> None:

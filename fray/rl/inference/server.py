@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
@@ -102,7 +101,7 @@ class InferenceServer:
         self._url, self._listens = "", trio.Event()
         self._weight_address: WeightAddress | None = None
         self._takes_weights = trio.Event()
-        self._samples: deque[tuple[float, int, float]] = deque([(time.monotonic(), 0, 0.0)])
+        self._samples: deque[tuple[float, int, float]] = deque([(trio.current_time(), 0, 0.0)])
         """(time, tokens, busy seconds), for the rates."""
 
     # Requests --------------------------------------------------------------------------------------------------------
@@ -265,7 +264,7 @@ class InferenceServer:
     async def busy_time(self) -> tuple[float, float]:
         """Return the clock of this process and the time spent in decoding steps since the start, both in seconds."""
         decoder = self._thread.decoder
-        return time.monotonic(), 0.0 if decoder is None else decoder.busy_s
+        return trio.current_time(), 0.0 if decoder is None else decoder.busy_s
 
     async def wait_for_preemption(self) -> None:
         """Return when the cluster has given notice that it ends this process, such as with its machine."""
@@ -465,7 +464,7 @@ class InferenceServer:
 
     def _sample(self) -> None:
         assert self._thread.decoder is not None
-        now = time.monotonic()
+        now = trio.current_time()
         if now - self._samples[-1][0] >= RATE_WINDOW_S / 20 or len(self._samples) == 1:
             self._samples.append((now, self._tokens, self._thread.decoder.busy_s))
         else:
