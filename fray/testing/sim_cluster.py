@@ -6,7 +6,7 @@ be stopped like by SIGSTOP: none of its tasks runs, timers included, until it is
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -500,8 +500,13 @@ async def open_sim_cluster(
     watch: Watcher = lambda state, event, effects: None,
     cloud: bool = False,
     policy: Policy | None = None,
+    run_in_thread: Callable[..., Awaitable[Any]] | None = None,
 ) -> AsyncIterator[SimCluster]:
-    """Run a cluster; everything in it is killed on exit."""
+    """Run a cluster; everything in it is killed on exit.
+
+    Args:
+        run_in_thread: takes the place of `trio.to_thread.run_sync`. Default: it is refused.
+    """
     memory = Store.memory()
     async with trio.open_nursery() as nursery:
         opener = open_store or (lambda: memory)
@@ -510,7 +515,12 @@ async def open_sim_cluster(
         if cloud:
             sim.open_cloud()
         sim.first_policy = sim.policy
-        with sim.freezer.installed(), _watched_steps(watch, truth), _no_threads(), echoing(truth, current_machine.get):
+        with (
+            sim.freezer.installed(),
+            _watched_steps(watch, truth),
+            _no_threads(run_in_thread or _refuse),
+            echoing(truth, current_machine.get),
+        ):
             await sim.controller.start()
             for machine in sim.machines.values():
                 machine.boot()
@@ -539,7 +549,7 @@ def _watched_steps(watch: Watcher, truth: GroundTruth) -> Iterator[None]:
 
 
 @contextmanager
-def _no_threads() -> Iterator[None]:
+def _no_threads(run_in_thread: Callable[..., Awaitable[Any]]) -> Iterator[None]:
     """Run actors of drivers inline, without the real clock and without threads, whose timing no seed can decide."""
 
     def make_runner(name: str, threads: int) -> InlineExecutor:
@@ -548,7 +558,7 @@ def _no_threads() -> Iterator[None]:
     host = partial(ActorHostServer, clock=lambda: 0.0, make_executor=make_runner)
     with (
         mock.patch.object(fray.runtime.open, "ActorHostServer", host),
-        mock.patch.object(trio.to_thread, "run_sync", _refuse),
+        mock.patch.object(trio.to_thread, "run_sync", run_in_thread),
     ):
         yield
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
 
 import trio
 from attrs import evolve
@@ -16,6 +18,7 @@ from fray.testing.seed import Seed, Trace, steady
 from tests.simulation.scenario import GONE_WITHIN_S, ScenarioResult, simulate
 from tests.simulation.scenario_plans import ScenarioPlan, draw_plan
 
+T = TypeVar("T")
 PASSES_LIMIT = 200_000
 """Turns of Trio's loop without any time passing, after which it counts as an endless loop."""
 
@@ -106,19 +109,32 @@ def run_seed(
     """
     seed, trace = Seed(number), trace or Trace()
     chosen = plan or draw_plan(seed.stream("plan"))
+    result, texts = run_in_virtual_time(seed, partial(simulate, seed, chosen, trace, gone_within_s=gone_within_s))
+    logged = tuple(Violation("error", result.virtual_s, text) for text in texts)
+    return evolve(result, breaches=(*result.breaches, *logged))
+
+
+def run_in_virtual_time(seed: Seed, scenario: Callable[[], Awaitable[T]]) -> tuple[T, list[str]]:
+    """Run a scenario in a loop whose clock jumps and whose order the seed decides.
+
+    Returns:
+        its result, and the errors that were only logged.
+
+    Raises:
+        VirtualTimeStuck: virtual time stood still.
+    """
     dog = _Watchdog()
-    results: list[ScenarioResult] = []
+    results: list[T] = []
 
     async def main() -> None:
         with dog.scope:
-            results.append(await simulate(seed, chosen, trace, gone_within_s=gone_within_s))
+            results.append(await scenario())
 
     with steady(seed), _listening() as caught:
         trio.run(main, clock=_JumpingClock(), instruments=[dog])
     if not results:
-        raise VirtualTimeStuck(f"seed {number}: time stood still")
-    logged = tuple(Violation("error", results[0].virtual_s, text) for text in dict.fromkeys(caught.texts))
-    return evolve(results[0], breaches=(*results[0].breaches, *logged))
+        raise VirtualTimeStuck(f"seed {seed.number}: time stood still")
+    return results[0], list(dict.fromkeys(caught.texts))
 
 
 def summary(result: ScenarioResult) -> str:

@@ -1,0 +1,40 @@
+"""Whole runs on the simulated cluster, with faults of every part."""
+
+from __future__ import annotations
+
+import pytest
+
+from fray.testing.seed import Trace
+from tests.rl.actor_simulation import run_seed, summary
+
+BY_DEFAULT = 6
+SEEDS = 40
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [*range(BY_DEFAULT), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(BY_DEFAULT, SEEDS))],
+)
+def test_a_run_with_faults_keeps_every_promise(seed: int) -> None:
+    result = run_seed(seed)
+    assert not result.breaches, summary(result)
+    assert result.happened["update"] >= 6, summary(result)
+
+
+@pytest.mark.full
+def test_runs_of_random_seeds_keep_every_promise(pytestconfig: pytest.Config) -> None:
+    first = int(pytestconfig.getoption("hypothesis_seed")) % 1_000_000
+    for seed in range(first, first + 10):
+        result = run_seed(seed)
+        assert not result.breaches, summary(result)
+
+
+def test_the_same_seed_gives_the_same_run_to_the_last_byte() -> None:
+    first, second = Trace(keep=True), Trace(keep=True)
+    run_seed(1, trace=first)
+    run_seed(1, trace=second)
+    assert first.kept is not None
+    assert second.kept is not None
+    for number, (one, other) in enumerate(zip(first.kept, second.kept, strict=False)):
+        assert one == other, f"entry {number} differs"
+    assert first.digest == second.digest
