@@ -24,8 +24,8 @@ NEEDS_TORCH = re.compile(r"^(import torch|from fray import .*\b(rl|tinker)\b|fro
 """Found in pages whose blocks `make test-rl` runs."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ALL_PAGES = [*PAGES, ROOT / "CONTRIBUTING.md"]
-NOT_OURS = {"workspaces.md": {"fray.workspace"}}
-"""Page: dotted names that are loggers or belong to former versions."""
+NOT_OURS = {"workspaces.md": {"fray.workspace"}, "tinker.md": {"fray.priority"}}
+"""Page: dotted names that are loggers, keys of configurations, or belong to former versions."""
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 WITHIN_S = 100
 WITHIN_WITH_TORCH_S = 300
