@@ -255,6 +255,8 @@ def test_a_run_works_on_without_the_clusters_controller_and_is_found_by_its_name
     assert (status["pid"] == process, status["job"]) == (False, job)
     assert fray("rl", "stop", "digits")[0] == 0
     assert wait_for(output, lambda found: found["state"] != "running")["state"] == "stopped"
+    # Its name is free then.
+    assert fray("wait", job)[0] == 0
 
 
 def test_a_run_that_fails_is_not_started_again(recipe: Path, fray: Command) -> None:
