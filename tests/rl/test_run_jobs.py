@@ -178,7 +178,8 @@ def test_a_run_is_a_job_that_is_started_again_followed_and_stopped_by_its_name(
 def test_a_run_whose_job_is_killed_again_and_again_loses_nothing_and_leaves_nothing(
     mode: str, recipe: Path, lab: Lab, fray: Command
 ) -> None:
-    output, steps = recipe.parent / "out", 40
+    # Enough for three kills: each costs a second and more in which no update ends.
+    output, steps = recipe.parent / "out", 200
     settings = (f"name={mode}", f"sync={mode}", f"trainer.steps={steps}", "inference_servers=2", "save_every=7")
     job = fray("rl", "run", str(recipe), *settings, "--detach")[1].strip()
     status = wait_for(output, lambda found: found.get("step", 0) >= 2)
