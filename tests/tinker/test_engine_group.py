@@ -17,11 +17,10 @@ import fray
 from fray.tinker.adapter_runner import ENGINE_FILE
 from fray.tinker.api_store import TinkerStore
 from fray.tinker.core.engine_scale import EngineRange
-from fray.tinker.core.keys import ServiceUser
 from fray.tinker.operations.shown_runs import shown_runs
-from fray.tinker.tinker_api.base_engine import AdapterPlan
+from fray.tinker.tinker_api.base_engine import AdapterPlan, BaseEngine
 from fray.tinker.tinker_api.tinker_runs import TinkerRuns
-from tests.tinker.runs_api import ADA, MODEL, RunsApi
+from tests.tinker.runs_api import MODEL, RunsApi
 from tests.tinker.services import warm_cluster
 
 pytestmark = pytest.mark.torch
@@ -180,24 +179,12 @@ async def test_an_engine_without_room_says_so_and_is_given_up_when_nothing_queue
     store.close()
 
 
-async def test_a_future_says_that_users_who_were_served_less_come_first(tmp_path: Path) -> None:
-    store = TinkerStore(tmp_path)
-    async with warm_cluster() as cluster, trio.open_nursery() as nursery:
-        runs = TinkerRuns(store, AdapterPlan({"tiny": MODEL}, tmp_path / "engines", threads=1))
-        await nursery.start(runs.run, cluster)
-        apis = [RunsApi(runs, user) for user in (ADA, ServiceUser("user_2", "bob", "", 0.0))]
-        models = [await api.create(0) for api in apis]
-        seen = set[tuple[str, str]]()
-        for seq in range(1, 200):
-            futures = [
-                (api.user, await api.submit_forward(model, seq, 200)) for api, model in zip(apis, models, strict=True)
-            ]
-            for user, future in futures:
-                while (answer := await runs.answer(user, future, 0.05)).get("type") == "try_again":
-                    seen.add((answer["queue_state"], answer["queue_state_reason"].partition(" before")[0]))
-            if any(state == "paused_rate_limit" for state, _ in seen):
-                break
-        assert ("paused_rate_limit", "1 users come first, who were served less than you") in seen, seen
+async def test_a_request_says_that_users_who_were_served_less_come_first(tmp_path: Path) -> None:
+    engine = BaseEngine("tiny", AdapterPlan({"tiny": MODEL}, tmp_path), 0, lambda: None)
+    assert engine.queue_state("ada") == ("paused_capacity", "the engine of tiny is being started")
+    engine._engine, engine.info = object(), {"behind": {"ada": 2}}
+    assert engine.queue_state("ada") == ("paused_rate_limit", "2 users come first, who were served less than you")
+    assert engine.queue_state("bob") == ("active", "")
 
 
 async def test_engines_have_the_weights_of_users_as_they_are_now(tmp_path: Path) -> None:
