@@ -6,14 +6,17 @@ that were accepted are in it with their trajectories: it is also what `fray.rl` 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from fray.errors import InvalidRequest
 from fray.rl.core.journal import BatchTrained, Entry
 from fray.rl.core.run_record import RunPlan, RunRecord
 from fray.rl.core.run_state import RunState
@@ -65,6 +68,9 @@ class RunJournal:
     The file ``step_N`` has what was decided from the end of update N - 1 to the end of update N, so the samples of that
     update are in it, or, if they were rolled out before, in those just before it.
 
+    One state has the journal at a time: the one that began last. A process that lives on behind a cut, while the run
+    has been started elsewhere, cannot write to it any more.
+
     Args:
         directory: for the files; made if missing.
     """
@@ -72,12 +78,18 @@ class RunJournal:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         directory.mkdir(parents=True, exist_ok=True)
+        self._starts = os.open(directory / "starts", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        """File with a byte for each state that has begun."""
+        self._incarnation = 0
         self._file: JournalFile | None = None
         self._step = -1
 
     def recover(self, plan: RunPlan) -> RunState:
         """Return the state that was written last; a new one if there is none."""
-        incarnation = self.next_incarnation()
+        with self._locked():
+            return self._recover(plan, self._begin_state())
+
+    def _recover(self, plan: RunPlan, incarnation: int) -> RunState:
         base = self._directory / "base"
         record, first, offset = loads(base.read_bytes()) if base.exists() else (RunRecord.new(plan), 0, 0)
         record.continue_with(plan)
@@ -88,18 +100,52 @@ class RunJournal:
         return RunState.recover(record, entries, incarnation)
 
     def next_incarnation(self) -> int:
-        """Return a number for a state, which none before it had: its leases have numbers of their own."""
-        with (self._directory / "starts").open("ab") as starts:
-            starts.write(b".")
-            starts.flush()
-            return starts.tell()
+        """Return a number for a state, which none before it had: its leases have numbers of their own.
+
+        Raises:
+            InvalidRequest: the journal is that of another process by now.
+        """
+        with self._own():
+            return self._begin_state()
+
+    def _begin_state(self) -> int:
+        os.write(self._starts, b".")
+        # The place behind what was written, whoever else writes.
+        self._incarnation = os.lseek(self._starts, 0, os.SEEK_CUR)
+        return self._incarnation
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        # A file system without locks: a state that begins between a check and what is written then is not noticed.
+        with suppress(OSError):
+            fcntl.flock(self._starts, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                fcntl.flock(self._starts, fcntl.LOCK_UN)
+
+    @contextmanager
+    def _own(self) -> Iterator[None]:
+        """Keep other states from beginning. Raises InvalidRequest if one has begun."""
+        with self._locked():
+            if os.fstat(self._starts).st_size != self._incarnation:
+                raise InvalidRequest(f"another process has taken over the run whose journal is in {self._directory}")
+            yield
 
     def append(self, entries: Sequence[Entry], number: int) -> None:
         """Append entries.
 
         Args:
             number: of updates done, after them.
+
+        Raises:
+            InvalidRequest: the journal is that of another process by now.
         """
+        with self._own():
+            self._append(entries, number)
+
+    def _append(self, entries: Sequence[Entry], number: int) -> None:
         if self._file is None:
             self._open(number + 1 - any(isinstance(entry, BatchTrained) for entry in entries))
         assert self._file is not None
@@ -108,7 +154,11 @@ class RunJournal:
             self._open(number + 1)
 
     def begin(self, record: RunRecord) -> None:
-        """Let recovery begin with a record, which has all that was appended."""
+        """Let recovery begin with a record, which has all that was appended. Raises InvalidRequest as `append`."""
+        with self._own():
+            self._begin(record)
+
+    def _begin(self, record: RunRecord) -> None:
         if self._file is None:
             self._open(record.weights.line.number + 1)
         assert self._file is not None
@@ -117,13 +167,18 @@ class RunJournal:
         unfinished.rename(self._directory / "base")
 
     def rewind(self, record: RunRecord) -> None:
-        """Remove what was written after the update that a record ends with, and begin with that record."""
+        """Remove what was written after the update that a record ends with, and begin with that record.
+
+        Raises:
+            InvalidRequest: as `append`.
+        """
         number = record.weights.line.number
-        for step in self._steps():
-            if step > number:
-                self._path(step).unlink()
-        self._open(number + 1)
-        self.begin(record)
+        with self._own():
+            for step in self._steps():
+                if step > number:
+                    self._path(step).unlink()
+            self._open(number + 1)
+            self._begin(record)
 
     def files(self, first: int, last: int) -> list[Path]:
         """Return the files of updates that are done, from one number to another, and that of failures."""

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from fray.errors import InvalidRequest
 from fray.rl.core.journal import BatchLoaded, BatchTrained, Entry, SamplesAccepted
-from fray.rl.core.tasks import RolloutTask
+from fray.rl.core.run_record import RunPlan
+from fray.rl.core.tasks import RolloutTask, TaskOrder
 from fray.rl.core.trajectory_store import Sample
 from fray.rl.core.versions import VersionName
-from fray.rl.journal_file import JournalFile, read_journal
+from fray.rl.journal_file import JournalFile, RunJournal, read_journal
 
 SAMPLE = Sample(RolloutTask(0, 1, 0, 7), 0, ((VersionName(0, 0), 3),), (1.0,), b"content")
 ENTRIES: list[Entry] = [BatchLoaded(0), SamplesAccepted((SAMPLE,), (("g",),)), BatchTrained()]
@@ -54,3 +56,22 @@ def test_a_damaged_record_ends_the_journal(place: int, tmp_path: Path) -> None:
     content[place] ^= 0xFF
     path.write_bytes(content)
     assert read_journal(path) == (ENTRIES[:-1] if place == -1 else [])
+
+
+def test_a_process_that_lives_on_cannot_write_to_the_journal_that_another_one_has_taken_over(tmp_path: Path) -> None:
+    plan = RunPlan(TaskOrder(rows=4, batch_rows=2, repeats=1, epochs=None), batch_size=2)
+    old, new = RunJournal(tmp_path), RunJournal(tmp_path)
+    state = old.recover(plan)
+    old.append([BatchLoaded(0)], 0)
+    found = new.recover(plan)
+    assert (found.record.loaded, found.incarnation) == (1, 2)
+    for write in (
+        lambda: old.append([BatchLoaded(1)], 0),
+        lambda: old.begin(state.record),
+        lambda: old.rewind(state.record),
+        old.next_incarnation,
+    ):
+        with pytest.raises(InvalidRequest, match="another process has taken over the run"):
+            write()
+    new.append([BatchLoaded(1)], 0)
+    assert RunJournal(tmp_path).recover(plan).record.loaded == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -15,7 +16,11 @@ from tests.tinker.services import running
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.torch, pytest.mark.within(400)]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch: make test-tinker"),
+    pytest.mark.within(400),
+]
 
 
 async def test_a_model_that_knows_nothing_learns_to_copy_three_digits_in_200_steps(tmp_path: Path) -> None:

@@ -129,8 +129,6 @@ def check_trackers(names: Sequence[str], output: object) -> None:
     Raises:
         InvalidRequest: one is unknown, its package is missing, or it needs the output directory.
     """
-    if isinstance(names, str):
-        raise InvalidRequest(f"invalid trackers {names!r}: expected a list, trackers=[{names!r}]")
     for name in names:
         if name not in TRACKERS:
             known = ", ".join(map(repr, TRACKERS))

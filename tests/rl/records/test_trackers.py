@@ -29,7 +29,7 @@ async def solve(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
     ("trackers", "message"),
     [
         (["tensorbord"], "invalid tracker 'tensorbord'; expected one of 'tensorboard', 'wandb', 'trackio', 'mlflow'"),
-        ("wandb", "invalid trackers 'wandb': expected a list, trackers=['wandb']"),
+        ("wandb", "invalid rl.Run: trackers: found 'wandb' (str); expected a list"),
     ],
 )
 def test_what_is_wrong_is_refused_before_the_start(trackers: Any, message: str) -> None:
