@@ -110,7 +110,7 @@ class RunJournal:
 
     def _begin_state(self) -> int:
         os.write(self._starts, b".")
-        # The place behind what was written, whoever else writes.
+        # The place behind what was written, also if another process writes at this moment.
         self._incarnation = os.lseek(self._starts, 0, os.SEEK_CUR)
         return self._incarnation
 
