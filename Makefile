@@ -133,6 +133,7 @@ campaign: venv
 	@$(PY) -m tests.fuzz --seconds 300
 	@mkdir -p build
 	@$(PY) -m tests.simulation --seeds 0-299 --jobs $(TEST_WORKERS) --coverage build/coverage.json || [ $$? -eq 3 ]
+	@$(PY) -m tests.rl.actor_simulation --seeds 1000-1499
 	@$(PY) -m bench.restarts --count 1000
 	@$(PY) -m bench.faults --kills 300
 	@tools/venv rl

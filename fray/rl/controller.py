@@ -23,6 +23,7 @@ from fray.rl.checkpoint_store import CheckpointAtUrl, JournalCopy, below
 from fray.rl.coordinator import Coordinator
 from fray.rl.core.versions import VersionName
 from fray.rl.http_access.access import HttpAccess
+from fray.rl.journal_file import claim_journal
 from fray.rl.messages import COLLECTED, FailureReport, RunStanding, RunStatus, ServerRoute
 from fray.rl.nexrl.experiment_posts import FetchedPosts
 from fray.rl.process_start import NOTICE_S
@@ -63,7 +64,7 @@ class RunController:
 
     def __init__(self, cluster: Cluster, parts: RunParts, log: RunLog, job: str = "") -> None:
         self._cluster, self._parts, self._log = cluster, parts, log
-        self._processes = RunProcesses(cluster, job)
+        self._job, self._processes = job, RunProcesses(cluster, job)
         self._servers: RunServers
         self._sync_began, self._sync_s = 0.0, 0.0
         """Time at which the target became this, and seconds of the syncs that ended since the last update."""
@@ -123,6 +124,11 @@ class RunController:
             # Without a journal, a coordinator that is restarted would have forgotten the run.
             restarts = 0 if parts.output is None else RESTARTS
             journal = None if parts.output is None else parts.output / JOURNAL_DIRECTORY
+            # Each attempt of a job is of one start: the next one takes the coordinator over. With a URL, the directory
+            # is that of each machine.
+            start = "" if journal is None or parts.url is not None else self._job or secrets.token_hex(8)
+            if journal is not None and start:
+                await trio.to_thread.run_sync(claim_journal, journal, start)
             self._coordinator = await self._processes.create(
                 scope,
                 Coordinator,
@@ -132,6 +138,7 @@ class RunController:
                 journal,
                 parts.validation_rows,
                 None if parts.url is None else JournalCopy(f"{parts.url}/{JOURNAL_DIRECTORY}", secrets.token_hex(8)),
+                start,
                 # Two incarnations must not write one journal: this one is not started while another may live.
                 actor_config=ActorConfig(max_restarts=restarts, must_start=True, health=parts.health),
             )

@@ -53,9 +53,10 @@ class Coordinator:
             restarted.
         validation_rows: the data that is validated with.
         copy: where the journal is copied to when a checkpoint is written. Default: nowhere.
+        start: as of `RunJournal`.
 
     Raises:
-        InvalidRequest: the journal that was copied was lost with its machine.
+        InvalidRequest: the journal that was copied was lost with its machine, or is that of a later start of the run.
     """
 
     def __init__(
@@ -65,13 +66,14 @@ class Coordinator:
         directory: Path | None = None,
         validation_rows: Sequence[dict[str, Any]] = (),
         copy: JournalCopy | None = None,
+        start: str = "",
     ) -> None:
         self._copy, self._copied = copy, 0
         """Copies of the journal, and the last update of which they have the file."""
         if copy is not None and directory is not None:
             copy.claim(directory)
         self._plan, self._rows, self._validation_rows = plan, rows, validation_rows
-        self._journal = None if directory is None else RunJournal(directory)
+        self._journal = None if directory is None else RunJournal(directory, start)
         with loading():
             self._state = RunState.new(plan) if self._journal is None else self._journal.recover(plan)
         self._changed = trio.Event()

@@ -26,6 +26,8 @@ _HEAD = struct.Struct("<II")
 FAILURES_FILE = "failures.jsonl"
 FAILURES_LIMIT_BYTES = 64 << 20
 """Length of the file of failures, after which no more are noted: their reasons are counted all the same."""
+START_NAME = "owner"
+"""File with the name of the last start of the run."""
 RECORD_LIMIT_BYTES = 1 << 30
 """Length beyond which a record is taken for damaged."""
 
@@ -62,21 +64,30 @@ class JournalFile:
         os.close(self._fd)
 
 
+def claim_journal(directory: Path, start: str) -> None:
+    """Make a start of a run the last one, for its journal; to be called by the process that has the run's lock."""
+    directory.mkdir(parents=True, exist_ok=True)
+    unfinished = directory / f"{START_NAME}.unfinished"
+    unfinished.write_text(start, encoding="utf-8")
+    unfinished.replace(directory / START_NAME)
+
+
 class RunJournal:
     """Journal of a run: the record that it began with, and a file for each update.
 
     The file ``step_N`` has what was decided from the end of update N - 1 to the end of update N, so the samples of that
     update are in it, or, if they were rolled out before, in those just before it.
 
-    One state has the journal at a time: the one that began last. A process that lives on behind a cut, while the run
-    has been started elsewhere, cannot write to it any more.
+    One state has the journal at a time: the one that began last, of the last start of the run. A process that lives on
+    behind a cut, while the run has been started elsewhere, cannot write to it any more.
 
     Args:
         directory: for the files; made if missing.
+        start: name of the start of the run, as `claim_journal` has written it. Default: that is not compared.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, start: str = "") -> None:
+        self._directory, self._start = directory, start
         directory.mkdir(parents=True, exist_ok=True)
         self._starts = os.open(directory / "starts", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         """File with a byte for each state that has begun."""
@@ -85,8 +96,13 @@ class RunJournal:
         self._step = -1
 
     def recover(self, plan: RunPlan) -> RunState:
-        """Return the state that was written last; a new one if there is none."""
+        """Return the state that was written last; a new one if there is none.
+
+        Raises:
+            InvalidRequest: the journal is that of a later start of the run.
+        """
         with self._locked():
+            self._check(is_current=self._is_last_start)
             return self._recover(plan, self._begin_state())
 
     def _recover(self, plan: RunPlan, incarnation: int) -> RunState:
@@ -129,9 +145,17 @@ class RunJournal:
     def _own(self) -> Iterator[None]:
         """Keep other states from beginning. Raises InvalidRequest if one has begun."""
         with self._locked():
-            if os.fstat(self._starts).st_size != self._incarnation:
-                raise InvalidRequest(f"another process has taken over the run whose journal is in {self._directory}")
+            self._check(is_current=self._is_last_start and os.fstat(self._starts).st_size == self._incarnation)
             yield
+
+    @property
+    def _is_last_start(self) -> bool:
+        # The process of a start that was lost may be started again after that of the next one.
+        return not self._start or (self._directory / START_NAME).read_text(encoding="utf-8") == self._start
+
+    def _check(self, *, is_current: bool) -> None:
+        if not is_current:
+            raise InvalidRequest(f"another process has taken over the run whose journal is in {self._directory}")
 
     def append(self, entries: Sequence[Entry], number: int) -> None:
         """Append entries.

@@ -28,7 +28,7 @@ from attrs import Factory, define, evolve, field, frozen
 
 import fray.rl.inference.server
 from fray import Cluster, ConnectionFailed
-from fray.errors import SessionEnded
+from fray.errors import ActorDied, SessionEnded
 from fray.model.resources import Capacity
 from fray.rl.core.versions import VersionName
 from fray.rl.inference.model_engine import ModelEngine
@@ -37,6 +37,7 @@ from fray.rl.records.console_lines import is_validation
 from fray.rl.records.run_files import read_rows
 from fray.rl.records.run_log import RunResult
 from fray.rl.run import Run
+from fray.rl.train.errors import EpisodesFailed
 from fray.rl.train.settings import GRPO
 from fray.rl.trainer_process import TrainerRank
 from fray.runtime.runtime import current, current_or_none
@@ -288,11 +289,15 @@ class ActorScenario:
             await trio.sleep(RESTART_S)
 
     def _note_failure(self, error: BaseException) -> None:
-        """Note the failure of a driver: only the loss of its cluster is not one of the run."""
+        """Note the failure of a driver; what is not expected is a breach."""
         found = list(leaves(error))
         self.say("driver", f"failed: {'; '.join(f'{type(one).__name__}: {one}' for one in found)[:400]}")
         self.happened["driver failed"] += 1
-        if not all(isinstance(one, ConnectionFailed | SessionEnded) for one in found):
+        # A batch may have two samples, whose episodes may both raise: the run says so and ends, as it should.
+        expected: tuple[type[BaseException], ...] = (ConnectionFailed, SessionEnded, EpisodesFailed)
+        if any(isinstance(one, SessionEnded) for one in found):
+            expected += (ActorDied,)  # its actors have ended with it
+        if not all(isinstance(one, expected) for one in found):
             self.ground.breach("rl", f"the run failed: {error!r}"[:600])
             self._ended.set()
 

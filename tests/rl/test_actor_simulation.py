@@ -9,8 +9,8 @@ from tests.rl.actor_simulation import run_seed, summary
 
 BY_DEFAULT = 6
 SEEDS = 40
-FOUND = (163,)
-"""Seeds that found a defect: two coordinators that wrote to one journal."""
+FOUND = (163, 239)
+"""Seeds that found a defect: two coordinators that wrote to one journal, also when the older one starts again."""
 
 
 @pytest.mark.parametrize(
@@ -21,14 +21,6 @@ def test_a_run_with_faults_keeps_every_promise(seed: int) -> None:
     result = run_seed(seed)
     assert not result.breaches, summary(result)
     assert result.happened["update"] >= 6, summary(result)
-
-
-@pytest.mark.full
-def test_runs_of_random_seeds_keep_every_promise(pytestconfig: pytest.Config) -> None:
-    first = int(pytestconfig.getoption("hypothesis_seed")) % 1_000_000
-    for seed in range(first, first + 10):
-        result = run_seed(seed)
-        assert not result.breaches, summary(result)
 
 
 def test_the_same_seed_gives_the_same_run_to_the_last_byte() -> None:

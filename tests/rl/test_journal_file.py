@@ -12,7 +12,7 @@ from fray.rl.core.run_record import RunPlan
 from fray.rl.core.tasks import RolloutTask, TaskOrder
 from fray.rl.core.trajectory_store import Sample
 from fray.rl.core.versions import VersionName
-from fray.rl.journal_file import JournalFile, RunJournal, read_journal
+from fray.rl.journal_file import JournalFile, RunJournal, claim_journal, read_journal
 
 SAMPLE = Sample(RolloutTask(0, 1, 0, 7), 0, ((VersionName(0, 0), 3),), (1.0,), b"content")
 ENTRIES: list[Entry] = [BatchLoaded(0), SamplesAccepted((SAMPLE,), (("g",),)), BatchTrained()]
@@ -75,3 +75,19 @@ def test_a_process_that_lives_on_cannot_write_to_the_journal_that_another_one_ha
             write()
     new.append([BatchLoaded(1)], 0)
     assert RunJournal(tmp_path).recover(plan).record.loaded == 2
+
+
+def test_the_process_of_an_earlier_start_gets_no_journal_and_cannot_write_when_it_is_started_again(
+    tmp_path: Path,
+) -> None:
+    plan = RunPlan(TaskOrder(rows=4, batch_rows=2, repeats=1, epochs=None), batch_size=2)
+    claim_journal(tmp_path / "rollouts", "first")
+    RunJournal(tmp_path / "rollouts", "first").recover(plan)
+    again = RunJournal(tmp_path / "rollouts", "first")
+    again.recover(plan)
+    claim_journal(tmp_path / "rollouts", "second")
+    with pytest.raises(InvalidRequest, match="another process has taken over the run"):
+        again.append([BatchLoaded(0)], 0)
+    with pytest.raises(InvalidRequest, match="another process has taken over the run"):
+        RunJournal(tmp_path / "rollouts", "first").recover(plan)
+    assert RunJournal(tmp_path / "rollouts", "second").recover(plan).record.loaded == 0
