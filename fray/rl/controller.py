@@ -24,7 +24,7 @@ from fray.rl.coordinator import Coordinator
 from fray.rl.core.versions import VersionName
 from fray.rl.http_access.access import HttpAccess
 from fray.rl.journal_file import claim_journal
-from fray.rl.messages import COLLECTED, FailureReport, RunStanding, RunStatus, ServerRoute
+from fray.rl.messages import COLLECTED, FailureReport, RunStanding, RunStatus, ServerRoute, ValidationResult
 from fray.rl.nexrl.experiment_posts import FetchedPosts
 from fray.rl.process_start import NOTICE_S
 from fray.rl.processes.run_processes import RunProcesses, raise_end
@@ -223,15 +223,20 @@ class RunController:
     async def _train_and_validate(self, scope: Scope, settings: GRPO) -> None:
         """Train to the end, and report each validation, of which the last one may end after the last update."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._keep_training, scope, settings)
-            while (result := await self._ask("next_validation")) is not None:
-                # Not that of a trainer which was lost since.
-                if result.version.incarnation >= self._line:
-                    self._log.add_validation(result)
-                await self._ask("end_validation", result.version)
+            nursery.start_soon(self._report_validations)
+            await self._keep_training(scope, settings)
+            nursery.cancel_scope.cancel()
+
+    async def _report_validations(self) -> None:
+        while True:
+            result: ValidationResult = await self._ask("next_validation")
+            # Not that of a trainer which was lost since.
+            if result.version.incarnation >= self._line:
+                self._log.add_validation(result)
+            await self._ask("end_validation", result.version)
 
     async def _keep_training(self, scope: Scope, settings: GRPO) -> None:
-        """Create the trainer, train to the end, and continue from the last checkpoint when the trainer is lost."""
+        """Create the trainer, train and validate to the end; continue from the last checkpoint when it is lost."""
         gang = TrainerGang(self._processes, scope, self._parts, settings, self._coordinator, self._log.note)
         checkpoint = await self._checkpoint()
         version: VersionName = (await self._ask("standing")).version
@@ -275,7 +280,7 @@ class RunController:
         self._servers.wake()
 
     async def _train(self, trainer: Any, version: VersionName, gang: TrainerGang, handled: int | None) -> None:
-        """Train to the end.
+        """Train to the end, and keep the trainer while a validation may need its weights.
 
         Args:
             handled: as of `TrainerProcess.train_next`.
@@ -305,6 +310,8 @@ class RunController:
             handled = step.serial
         if version.number and version.number % parts.save_every:
             await self._save(trainer, version.number)
+        # By the trainer, so that its loss is noticed: the weights that servers may still need are lost with it.
+        await trainer.wait_for_last_validation()
 
     async def _save(self, trainer: Any, step: int) -> None:
         store = self._parts.checkpoints

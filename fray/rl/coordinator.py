@@ -327,19 +327,22 @@ class Coordinator:
 
     # Validation
 
-    async def next_validation(self) -> ValidationResult | None:
-        """Return the scores of the validation that is complete; wait for it. None if there will be none.
+    async def next_validation(self) -> ValidationResult:
+        """Return the scores of the validation that is complete; wait for it.
 
         It is returned again until `end_validation`.
         """
 
-        def find() -> tuple[ValidationResult | None] | None:
-            if (round_ := self._state.complete_validation) is not None:
-                return (ValidationResult(round_.version, round_.metrics()),)
-            return (None,) if self._plan.validation is None or self._state.is_finished else None
+        def find() -> ValidationResult | None:
+            round_ = self._state.complete_validation
+            return None if round_ is None else ValidationResult(round_.version, round_.metrics())
 
-        (result,) = await self._when(find)
-        return result
+        return await self._when(find)
+
+    async def wait_for_last_validation(self) -> None:
+        """Return when no further version is validated: the last one was, or the run is asked to stop."""
+        if self._plan.validation is not None:
+            await self._when(lambda: True if self._is_stopping or self._state.is_finished else None)
 
     async def end_validation(self, version: VersionName) -> None:
         """Let the servers take versions after the one that was validated."""

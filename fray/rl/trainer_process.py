@@ -386,6 +386,15 @@ class TrainerProcess(TrainerRank):
         without_effect = NOTHING_TO_LEARN if metrics.get("skipped") else ""
         return TrainedStep(batch.number, self._line, serial, metrics, skipped, without_effect, self._posts.fetch())
 
+    async def wait_for_last_validation(self) -> None:
+        """Return when no further version is validated; servers may need the weights of this process until then.
+
+        Raises:
+            RankLost, ActorDied: a rank has ended, or this process was not started.
+        """
+        self._check_started()
+        await self._coordinator.wait_for_last_validation.options(idempotent=True)()
+
     async def save(self, directory: Location) -> None:
         """Write the model, and what is needed to continue, into a directory. Raises RankLost: it was not started."""
         self._check_started()

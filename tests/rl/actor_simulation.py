@@ -79,7 +79,11 @@ FAULTS: Mapping[str, int] = {
 
 @frozen
 class PlannedFault:
-    """Fault of a seed."""
+    """Fault of a seed.
+
+    Attributes:
+        kind: one of `FAULTS`, or ``kill`` and one of `ROLES`.
+    """
 
     at_s: float
     kind: str
@@ -240,16 +244,16 @@ class ActorScenario:
     async def _fault(self, planned: PlannedFault) -> None:
         rng = self.seed.stream(f"fault/{planned.number}")
         self.say("FAULT", f"{planned.kind} for {planned.span_s:.1f} s")
-        if planned.kind == "kill role":
-            what = self._kill_role(rng)
+        role = rng.choice(ROLES) if planned.kind == "kill role" else planned.kind.removeprefix("kill ")
+        if role in ROLES:
+            what = self._kill_role(rng, role)
         else:
             what = await faults.FAULTS[planned.kind](self, rng, planned.span_s, self._wait)
         self.happened[planned.kind] += bool(what)
         self.say("ended", f"{planned.kind}: {what or 'nothing to hit'}")
 
-    def _kill_role(self, rng: random.Random) -> str:
+    def _kill_role(self, rng: random.Random, role: str) -> str:
         """Kill a process of the run."""
-        role = rng.choice(ROLES)
         found = [life for life in self.ground.living.values() if role in life.spec.name]
         if not found:
             return ""

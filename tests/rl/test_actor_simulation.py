@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import pytest
+import trio
+from attrs import evolve
 
 from fray.testing.seed import Trace
-from tests.rl.actor_simulation import run_seed, summary
+from tests.rl.actor_simulation import PlannedFault, draw_plan, run_seed, summary
+from tests.rl.simulated_model import solve
 
 BY_DEFAULT = 6
 SEEDS = 40
@@ -21,6 +27,31 @@ def test_a_run_with_faults_keeps_every_promise(seed: int) -> None:
     result = run_seed(seed)
     assert not result.breaches, summary(result)
     assert result.happened["update"] >= 6, summary(result)
+
+
+async def solve_late(task: dict[str, Any], llm: Any) -> Any:
+    await trio.sleep(task.get("late_s", 0.0))
+    return await solve(task, llm)
+
+
+def test_the_last_version_is_validated_though_trainer_and_server_die_after_the_last_update() -> None:
+    plan = draw_plan(random.Random(0))
+    options = {
+        **plan.options,
+        "rollout": solve_late,
+        "episode": "sample",
+        "inference_servers": 1,
+        "min_servers": 1,
+        "weight_sync": "memory",
+        "validation_data": [{"number": 0, "late_s": 100.0}],
+        "validate_freq": 2,
+    }
+    faults = (PlannedFault(60.0, "kill TrainerProcess", 0.0, 0), PlannedFault(70.0, "kill InferenceServer", 0.0, 1))
+    result = run_seed(0, plan=evolve(plan, options=options, steps=2, faults=faults))
+    assert not result.breaches, summary(result)
+    assert sum("Process-" in line or "Server-" in line for line in result.lines) == 2, result.lines
+    assert "2 updates" in result.lines[-1]
+    assert "1 validations" in result.lines[-1]
 
 
 def test_the_same_seed_gives_the_same_run_to_the_last_byte() -> None:

@@ -350,15 +350,26 @@ async def test_workers_stay_for_the_last_validation(autojump_clock: Any) -> None
     grants = await run.take_tasks("w", 4)
     assert [grant.is_validation for grant in grants] == [True, True]
     await run.put_results([delivered(grant, version=version) for grant in grants])
-    result = await run.next_validation()
-    assert result is not None
+    assert (await run.next_validation()).version == version
+    with trio.move_on_after(100) as patience:
+        await run.wait_for_last_validation()
+    assert patience.cancelled_caught
     await run.end_validation(version)
     assert await run.take_tasks("w", 4) == []
-    assert await run.next_validation() is None
+    await run.wait_for_last_validation()
 
 
 async def test_without_validation_data_there_is_none_to_wait_for(autojump_clock: Any) -> None:
-    assert await coordinator().next_validation() is None
+    await coordinator().wait_for_last_validation()
+
+
+async def test_a_run_that_is_asked_to_stop_does_not_wait_for_its_validations(autojump_clock: Any) -> None:
+    run = coordinator(validation=ValidationPlan(rows=2, every=1, before=True))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run.wait_for_last_validation)
+        await trio.testing.wait_all_tasks_blocked()
+        assert nursery.child_tasks
+        await run.stop()
 
 
 async def test_what_workers_post_is_fetched_once_with_their_results_and_has_a_limit(autojump_clock: Any) -> None:
