@@ -79,6 +79,8 @@ class ServerRoute:
     """False: it has not answered in time; it gets no requests, and those it has go to another, if there is one."""
     leaves: bool = False
     """True: it gets no requests, and answers those it has."""
+    incarnation: str = ""
+    """The incarnation of its process that has the weights; empty: any."""
 
 
 @frozen

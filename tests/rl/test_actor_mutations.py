@@ -11,6 +11,8 @@ from fray.api.actors.monitor import monitor
 from fray.rl.controller import RunController
 from fray.rl.coordinator import Coordinator
 from fray.rl.inference.server import InferenceServer
+from fray.rl.messages import ServerRoute
+from fray.rl.processes import run_servers
 from fray.rl.processes.run_servers import RunServers
 from fray.rl.rollout.server_choice import ServerChoice
 from tests.rl import actor_simulation
@@ -80,6 +82,8 @@ def lost_processes_get_tasks(patch: pytest.MonkeyPatch) -> None:
 def servers_answer_before_they_have_weights(patch: pytest.MonkeyPatch) -> None:
     begin = InferenceServer.__init__
     patch.setattr(InferenceServer, "__init__", lambda self, make, **settings: begin(self, make))
+    # Requests that reach one come from routes of the incarnation before.
+    patch.setattr(run_servers, "ServerRoute", lambda *settings: ServerRoute(*settings[:-1]))
 
 
 MUTATIONS = [

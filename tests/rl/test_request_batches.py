@@ -13,6 +13,8 @@ import trio.testing
 from attrs import evolve
 
 import fray
+from fray.api.actors.current_actor import current_actor
+from fray.api.actors.monitor import Up, monitor
 from fray.rl.core.versions import VersionName
 from fray.rl.inference.requests import Completion, GenerateRequest
 from fray.rl.inference.server import InferenceServer
@@ -33,14 +35,20 @@ class NotingServer(InferenceServer):
         self.batches: list[list[str]] = []
         self.withdrawn: list[str] = []
 
-    async def generate_each(self, batch: str, requests: Sequence[GenerateRequest]) -> AsyncIterator[Any]:
+    async def generate_each(
+        self, batch: str, requests: Sequence[GenerateRequest], incarnation: str = ""
+    ) -> AsyncIterator[Any]:
         self.batches.append([each.request_id for each in requests])
-        async for few in super().generate_each(batch, requests):
+        async for few in super().generate_each(batch, requests, incarnation):
             yield few
 
     async def withdraw(self, batch: str, names: Sequence[str]) -> None:
         self.withdrawn += names
         await super().withdraw(batch, names)
+
+    async def fail(self) -> None:
+        current_actor().fail("as the test wants")
+        await trio.sleep_forever()
 
     async def noted(self) -> tuple[list[list[str]], list[str]]:
         return self.batches, self.withdrawn
@@ -170,6 +178,27 @@ async def test_the_loss_of_a_server_fails_all_that_it_has() -> None:
             while await running(route) < 2:
                 pass
     assert sorted(lost) == ["a", "b"]
+
+
+async def test_requests_for_an_incarnation_that_has_ended_are_not_answered_by_the_next_one() -> None:
+    make = partial(CountingEngine, digits=10**9, max_length=10**9)
+    local = fray.open_cluster("local")
+    async with local as cluster, cluster.open_scope("run") as scope, trio.open_nursery() as nursery:
+        batches = RequestBatches(nursery)
+        handle: Any = await scope.create_actor(NotingServer, make, max_restarts=1)
+        routes = []
+        async with monitor(handle) as events:
+            async for event in events:
+                if isinstance(event, Up):
+                    routes.append(ServerRoute("server-0", handle, VersionName(0, 0), incarnation=event.incarnation))
+                    (answer,) = await batches.generate(routes[-1], request(event.incarnation, max_tokens=2))
+                    assert TOKENIZER.decode(answer.token_ids) == "34"
+                    if len(routes) == 2:
+                        break
+                    with pytest.raises(fray.ActorFailed):
+                        await handle.fail()
+        with pytest.raises(fray.ActorDied, match="the incarnation for which the requests are has ended"):
+            await batches.generate(routes[0], request("late", max_tokens=2))
 
 
 async def test_many_long_prompts_are_several_messages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import trio
 from attrs import evolve
 
 from fray.api.actors.current_actor import CurrentActor, current_actor
-from fray.errors import ActorFailed, FrayError, InvalidRequest
+from fray.errors import ActorDied, ActorFailed, FrayError, InvalidRequest
 from fray.rl.core.versions import VersionName
 from fray.rl.http_access.place import place_of
 from fray.rl.inference.decoding import (
@@ -142,7 +142,7 @@ class InferenceServer:
                 self._requests.detach(entry)
 
     async def generate_each(
-        self, batch: str, requests: Sequence[GenerateRequest]
+        self, batch: str, requests: Sequence[GenerateRequest], incarnation: str = ""
     ) -> AsyncIterator[list[tuple[str, list[Completion] | Exception]]]:
         """Generate the completions of many requests, of each as soon as it has ended; closing it cancels the others.
 
@@ -150,14 +150,20 @@ class InferenceServer:
 
         Args:
             batch: name of the requests together, for `withdraw`.
+            incarnation: of the actor, for which the requests are. Default: any.
 
         Yields:
             Ids of requests that have ended, with their completions by index, or the error (ValueError, ServerBusy or
             ActorFailed, as of `generate`).
 
         Raises:
+            ActorDied: this is another incarnation.
             ActorFailed: the engine had failed before.
         """
+        # A call that has not reached an incarnation before its end is delivered to the next one. Waiting for the first
+        # weights would not do: they may be old when they are there, and its caller does not know this one's version.
+        if incarnation and (self._actor is None or self._actor.incarnation != incarnation):
+            raise ActorDied(f"{self._name}: the incarnation for which the requests are has ended")
         await self._may_answer.wait()
         self._check()
         own = self._batches[batch] = RequestBatch()

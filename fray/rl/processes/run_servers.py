@@ -83,6 +83,8 @@ class RunServers:
         """Set, and replaced, when something has changed that a task may wait for."""
         self._nursery: trio.Nursery
         self.handles: dict[str, ActorHandle] = {}
+        self._incarnations: dict[str, str] = {}
+        """The incarnation of each server that was ready last, by the name of the server."""
         self._scopes: dict[str, trio.CancelScope] = {}
         self._made: Counter[int] = Counter()
         """Processes that were created for each server, by its number."""
@@ -224,6 +226,7 @@ class RunServers:
             nursery.start_soon(self._end_overdue, server, nursery.cancel_scope)
             async for event in events:
                 if isinstance(event, Up):
+                    self._incarnations[server.name] = event.incarnation
                     server.observe(ServerEvent.READY, server.incarnation)
                     nursery.start_soon(self._leave_at_preemption, server, handle)
                     if parts.http is not None:
@@ -357,7 +360,14 @@ class RunServers:
         self.wake()
         await self._set_routes(
             [
-                ServerRoute(one.name, self.handles[one.name], one.version, one.accepts, one.leaves)
+                ServerRoute(
+                    one.name,
+                    self.handles[one.name],
+                    one.version,
+                    one.accepts,
+                    one.leaves,
+                    self._incarnations[one.name],
+                )
                 for one in self.fleet.routes(is_published=self.fleet.target in self.weights.kept)
             ]
         )

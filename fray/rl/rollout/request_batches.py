@@ -112,7 +112,8 @@ class RequestBatches:
     async def _receive(self, batch: _Batch, requests: Sequence[GenerateRequest]) -> None:
         try:
             with batch.scope:
-                async with batch.route.handle.generate_each.stream(batch.name, requests) as answers:
+                route = batch.route
+                async with route.handle.generate_each.stream(batch.name, requests, route.incarnation) as answers:
                     async for few in answers:
                         for name, answer in few:
                             if (sent := batch.waiting.pop(name, None)) is not None:
