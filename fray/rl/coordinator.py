@@ -91,6 +91,8 @@ class Coordinator:
         self._slowest: dict[str, tuple[str, str]] = {}
         """Lease of the oldest episode of each worker, and what that does."""
         self._lost_workers: set[str] = set()
+        self._granted: dict[str, tuple[int, list[TaskGrant]]] = {}
+        """Number of the last request for tasks of each worker, and its answer."""
         self._servers_missing = ""
         """Text about servers without which no task is given out."""
         # A validation that begins with the run: before a snapshot can have it.
@@ -109,30 +111,51 @@ class Coordinator:
 
     # Rollout processes
 
-    async def take_tasks(self, worker: str, limit: int) -> list[TaskGrant]:
-        """Lease up to ``limit`` tasks to a worker; wait until there is one. Empty if there will never be one again."""
+    async def take_tasks(self, worker: str, limit: int, request: int = 0) -> list[TaskGrant]:
+        """Lease up to ``limit`` tasks to a worker; wait until there is one. Empty if there will never be one again.
+
+        Args:
+            worker: incarnation of a rollout process.
+            limit: most tasks.
+            request: number of this request, from 1 on, for a worker that repeats those whose answer was lost, and makes
+                one after another. Default 0: it is not repeated.
+        """
 
         def take() -> list[TaskGrant] | None:
-            grants: list[TaskGrant] = []
             # It may live behind a cut and reach this process: its end is not noted a second time, so nothing would give
             # back what it takes now.
             if worker in self._lost_workers:
-                return grants
+                return []
+            last, granted = self._granted.get(worker, (0, []))
+            if request and request < last:
+                return []  # it was sent before one that has an answer, so nothing waits for this one
+            # Else nothing would give back, before the end of their leases, the tasks of an answer that was lost.
+            if request == last and (still := [one for one in granted if self._state.has_lease(one.lease)]):
+                return still
             if self._servers_missing and not self._state.is_done:
                 return None
-            while len(grants) < limit:
-                lease = self._state.take_task(worker, trio.current_time())
-                if isinstance(lease, NoTask):
-                    return grants if grants or self._state.is_finished else None
-                task, attempt = lease.task, self._state.attempts_of(lease.task)
-                is_validation = task.epoch == VALIDATION
-                row = self._validation_rows[task.row] if is_validation else self._row(task.row)
-                grants.append(
-                    TaskGrant(lease.number, task.task_id, task.group_id, attempt, row, task.samples, is_validation)
-                )
+            grants = self._lease_tasks(worker, limit)
+            if not grants and not self._state.is_finished:
+                return None
+            if request:
+                self._granted[worker] = request, grants
             return grants
 
         return await self._when(take)
+
+    def _lease_tasks(self, worker: str, limit: int) -> list[TaskGrant]:
+        grants: list[TaskGrant] = []
+        while len(grants) < limit:
+            lease = self._state.take_task(worker, trio.current_time())
+            if isinstance(lease, NoTask):
+                break
+            task, attempt = lease.task, self._state.attempts_of(lease.task)
+            is_validation = task.epoch == VALIDATION
+            row = self._validation_rows[task.row] if is_validation else self._row(task.row)
+            grants.append(
+                TaskGrant(lease.number, task.task_id, task.group_id, attempt, row, task.samples, is_validation)
+            )
+        return grants
 
     def _row(self, index: int) -> dict[str, Any]:
         added: Any = self._state.record.added_rows
@@ -181,6 +204,7 @@ class Coordinator:
         """Give back the tasks of a worker that was lost; it gets no further ones, should it live."""
         self._lost_workers.add(worker)
         self._slowest.pop(worker, None)
+        self._granted.pop(worker, None)
         self._state.lose_worker(worker)
         self._wake()
 

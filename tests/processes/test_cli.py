@@ -481,7 +481,8 @@ def test_every_field_of_a_request_that_concerns_programs_has_its_option() -> Non
     blank = request_of(parser_of().parse_args(["run", "--name", "b", "--", "true"]))
     names = [field.name for field in attrs.fields(JobRequest)]
     same = {name for name in names if getattr(request, name) == getattr(blank, name)}
-    assert same == {"replicas", "result_storage", "role"}, "of resources; no result; of groups"
+    # Of resources; no result; of groups; of services that launch for their users.
+    assert same == {"replicas", "result_storage", "role", "on_behalf_of"}
     assert blank == JobRequest(name="b", entrypoint=Entrypoint.from_binary("true"))
     assert request.ports == ("grpc", "http")
     assert request.health == HealthCheck(path="/healthz", period_s=2)

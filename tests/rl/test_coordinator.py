@@ -111,6 +111,34 @@ async def test_a_lost_worker_that_lives_gets_no_further_tasks(autojump_clock: An
     assert len(await run.take_tasks("other", 4)) == 4
 
 
+async def test_a_worker_whose_answer_was_lost_gets_the_same_tasks_and_new_ones_when_their_leases_are_gone(
+    autojump_clock: Any,
+) -> None:
+    run = coordinator()
+    lost = await run.take_tasks("w", 2, 1)
+    assert await run.take_tasks("w", 2, 1) == lost
+    others = await run.take_tasks("w", 1, 2)
+    assert others[0].lease not in [grant.lease for grant in lost]
+    # The first one, which comes late by another way.
+    assert await run.take_tasks("w", 2, 1) == []
+    await run.finish_sync(await run.rewind(None, 0))
+    again = await run.take_tasks("w", 1, 2)
+    assert await run.put_results([delivered(grant, version=VersionName(1, 0)) for grant in again]) == ["success"]
+
+
+async def test_a_request_for_tasks_that_waits_twice_is_answered_with_the_same_tasks(autojump_clock: Any) -> None:
+    run = coordinator()
+    held = await run.take_tasks("lost", 4)
+    answers: list[Any] = []
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(lambda: _append(answers, run.take_tasks("w", 1, 1)))
+        await trio.testing.wait_all_tasks_blocked()
+        await run.lose_worker("lost")
+    assert [[grant.task_id for grant in one] for one in answers] == [[held[0].task_id]] * 2
+    assert len(await run.take_tasks("other", 4)) == 3
+
+
 async def test_no_lease_of_a_state_that_was_left_is_one_of_a_coordinator_that_starts_later(
     autojump_clock: Any, tmp_path: Path
 ) -> None:

@@ -132,7 +132,8 @@ class RolloutProcess:
             worker = current_actor().incarnation
             await self._coordinator.begin_worker.options(idempotent=True)(worker)
             nursery.start_soon(self._report_slowest, worker)
-            while grants := await self._coordinator.take_tasks.options(idempotent=True)(worker, self._idle):
+            take_tasks, requests = self._coordinator.take_tasks.options(idempotent=True), count(1)
+            while grants := await take_tasks(worker, self._idle, next(requests)):
                 for grant in grants:
                     self._idle -= 1
                     # Here, and not in the task: tasks start in any order, and the coordinator's is that of the leases.
