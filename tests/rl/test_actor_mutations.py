@@ -18,7 +18,7 @@ from fray.rl.rollout.server_choice import ServerChoice
 from tests.rl import actor_simulation
 from tests.rl.actor_simulation import run_seed
 
-MUTATION_SEEDS = 6
+MUTATION_SEEDS = 24
 """Seeds within which a bug must be found."""
 
 
