@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import trio
 
-from fray.rl import controller
 from fray.rl.inference.model_engine import ModelEngine
+from fray.rl.processes import run_servers
 from fray.rl.records.run_files import read_status
 from fray.rl.records.run_requests import RunRequest, ask_run
 from fray.rl.records.steps import read_step
@@ -30,7 +30,7 @@ def test_a_server_that_only_its_run_cannot_reach_is_ended_and_replaced_and_its_l
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        controller, "ModelEngine", lambda *args, **kwargs: CutEngine(ModelEngine(*args, **kwargs), tmp_path)
+        run_servers, "ModelEngine", lambda *args, **kwargs: CutEngine(ModelEngine(*args, **kwargs), tmp_path)
     )
     options: dict[str, Any] = {"weight_sync": "none", "sync": "fully-async", "stale": "keep", "save_every": 100_000}
     running = run(100_000, inference_servers=2, liveness_s=LIVENESS_S, output=tmp_path, **options)

@@ -97,7 +97,11 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def fray(lab: Lab, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    """``fray`` in this process: its exit code, and what it printed."""
+    """``fray`` in this process: its exit code, and what it printed; once no process of an earlier run is left."""
+    give_up_at = time.monotonic() + 60
+    while left := parts_of_runs(lab):
+        assert time.monotonic() < give_up_at, left
+        time.sleep(0.1)
     monkeypatch.setenv("FRAY_TOKEN", TOKEN)
     # The command sets it, too: here it is restored after the test.
     monkeypatch.setenv("FRAY_CLUSTER_SPEC", lab.spec)
