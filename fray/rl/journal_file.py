@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fray.errors import InvalidRequest
+from fray.net.atomic_file import write_atomically
 from fray.rl.core.journal import BatchTrained, Entry
 from fray.rl.core.run_record import RunPlan, RunRecord
 from fray.rl.core.run_state import RunState
@@ -67,9 +68,7 @@ class JournalFile:
 def claim_journal(directory: Path, start: str) -> None:
     """Make a start of a run the last one, for its journal; to be called by the process that has the run's lock."""
     directory.mkdir(parents=True, exist_ok=True)
-    unfinished = directory / f"{START_NAME}.unfinished"
-    unfinished.write_text(start, encoding="utf-8")
-    unfinished.replace(directory / START_NAME)
+    write_atomically(directory / START_NAME, start.encode())
 
 
 class RunJournal:

@@ -176,9 +176,7 @@ class AdapterRunner:
     def remove(self, model_id: str) -> None:
         """Remove a model, its snapshots included."""
         check_name("model_id", model_id)
-        if self.models.pop(model_id, None) is not None and model_id in self.resident:
-            self.resident.discard(model_id)
-            self._trainer.remove(model_id)
+        self._forget(model_id)
         for place in (self._snapshots_of(model_id), self._offloaded(model_id)):
             shutil.rmtree(place, ignore_errors=True)
 
@@ -190,12 +188,16 @@ class AdapterRunner:
             self._take_snapshot(model)
             if model.snapshot_error:
                 return model.snapshot_error
-        del self.models[model_id]
+        self._forget(model_id)
+        shutil.rmtree(self._offloaded(model_id), ignore_errors=True)
+        return ""
+
+    def _forget(self, model_id: str) -> None:
+        """Drop a model from memory, if it is known. Its files stay."""
+        self.models.pop(model_id, None)
         if model_id in self.resident:
             self.resident.discard(model_id)
             self._trainer.remove(model_id)
-        shutil.rmtree(self._offloaded(model_id), ignore_errors=True)
-        return ""
 
     # Requests ---------------------------------------------------------------------------------------------------------
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from attrs import frozen
 
-from fray.model.policy.priority import Band
-from fray.tinker.core.training_config import ConfigError
+from fray.tinker.core.training_config import ConfigError, read_band
 
 _WITHOUT_EFFECT: dict[str, Any] = {
     "tensor_parallel_size": 1,
@@ -50,11 +49,11 @@ def inference_settings_of(config: Mapping[str, Any]) -> InferenceSettings:
             raise ConfigError(f"{name}: {config[name]}; expected an integer of at least {least}")
     if not 0 < config.get("gpu_memory_utilization", 0.9) <= 1:
         raise ConfigError(f"gpu_memory_utilization: {config['gpu_memory_utilization']}; expected above 0, at most 1")
-    priority, bands = config.get("priority", ""), [band.value for band in Band]
-    if priority and priority not in bands:
-        raise ConfigError(f"priority: expected one of {', '.join(bands)}, not {priority!r:.100}")
+    priority = config.get("priority")
+    if priority:
+        read_band("priority", priority)
     used = {"model_path", "max_model_len", "num_gpus", "priority"}
     defaults = {**_WITHOUT_EFFECT, "tokenizer_path": config["model_path"]}
     changed = {name for name, value in config.items() if name not in defaults or value != defaults[name]}
     not_used = tuple(sorted(changed - used))
-    return InferenceSettings(config["model_path"], config.get("max_model_len"), priority, not_used)
+    return InferenceSettings(config["model_path"], config.get("max_model_len"), priority or "", not_used)

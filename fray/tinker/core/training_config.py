@@ -241,6 +241,10 @@ def _one_of(known: Mapping[str, str]) -> Callable[[str, Any], str]:
     return read
 
 
+read_band = _one_of({band.value: band.value for band in Band})
+"""Reads the band of an engine. Raises ConfigError."""
+
+
 def _layers(path: str, value: Any) -> dict[str, bool]:
     """Return which parts of the model are adapted: all linear layers of each or none."""
     names = [value] if isinstance(value, str) else value
@@ -303,7 +307,7 @@ _KEYS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "custom_reward_function.timeout_s": ("reward_timeout_s", _number(0)),
     "data.max_prompt_length": ("max_prompt_length", _whole(1)),
     "data.max_response_length": ("max_response_length", _whole(1)),
-    "fray.priority": ("priority", _one_of({band.value: band.value for band in Band})),
+    "fray.priority": ("priority", read_band),
     "trainer.seed": ("seed", _whole(0)),
     "trainer.total_training_steps": ("total_steps", _whole(1)),
     "enable_agent_loop": ("has_agent_loop", _truth),
