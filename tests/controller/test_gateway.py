@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -722,6 +723,20 @@ async def test_a_machine_that_was_rebooted_takes_over_its_name(autojump_clock: A
         with pytest.raises(NodeNameInUse):
             await cluster.node("n1", incarnation="other", boot_id="boot 2", state_id="another")
         await cluster.node("n1", incarnation="second", boot_id="boot 2", state_id="state")
+
+
+async def test_a_node_that_was_started_again_takes_over_its_name(autojump_clock: Any) -> None:
+    """Change the address of the machine first: the first connection is never ended."""
+    first = ProcessMark(boot_id="another machine's", pid=9, start_ticks=5)
+    for later, is_accepted in (
+        (evolve(first, pid=7, start_ticks=6), True),
+        (evolve(first, pid=7, start_ticks=4), False),
+        (None, False),
+    ):
+        async with stage() as cluster:
+            await cluster.node("n1", incarnation="first", process=first, state_id="state")
+            with nullcontext() if is_accepted else pytest.raises(NodeNameInUse):
+                await cluster.node("n1", incarnation="second", process=later, state_id="state")
 
 
 async def test_a_new_incarnation_of_a_node_without_connection_takes_over(autojump_clock: Any) -> None:

@@ -127,6 +127,20 @@ def test_a_machine_that_has_rebooted_is_a_member_again(lab: Laboratory, times: T
         assert driver.do("call", "elsewhere", "add", "x") == 1
 
 
+def test_a_node_that_is_started_again_under_a_new_address_is_a_member_at_once(lab: Laboratory) -> None:
+    """The controller has not heard that the first one has ended."""
+    with open_test_cluster(lab, "n1") as cluster:
+        driver = cluster.open_driver(lab.host("laptop"))
+        cluster.wait_state(driver, "n1", "alive")
+        host = lab.hosts["n1"]
+        host.change_address("10.77.0.201")
+        cluster.daemons["n1"].kill()
+        node = cluster.start_node(host)
+        driver.do("create", "ledger", max_restarts=-1, timeout_s=20)
+        assert driver.do("call", "ledger", "add", "x") == 1
+        assert node.is_running()
+
+
 @pytest.mark.in_test_all
 def test_calls_do_not_notice_a_controller_whose_machine_reboots(lab: Laboratory, times: Times) -> None:
     with open_test_cluster(lab, "n1") as cluster:

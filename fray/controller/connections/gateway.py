@@ -292,8 +292,9 @@ class Gateway:
             # One process is never two nodes: this is an older hello, received late. A controller that was suspended for
             # an hour reads hundreds of them and must not send the living node away.
             return
-        # One machine does not run twice: the connection of the node before the reboot is dead, without notice.
-        if hello.state_id and hello.state_id == present.hello.state_id and hello.boot_id != present.hello.boot_id:
+        # A node holds the lock of its state directory before it dials, so the one before has ended, even if its
+        # connection has not: the machine was rebooted, or had another address by then, and nothing was received.
+        if hello.state_id and hello.state_id == present.hello.state_id and _is_later(hello, present.hello):
             return
         # Two machines configured with one name: the second is refused, or the two would take the name from each other
         # for ever.
@@ -609,6 +610,14 @@ class Gateway:
         # Of this incarnation only: the answer of a restarted node says nothing about the suspected one.
         trouble = await connection.probe() if connection is not None and present else "it is not connected"
         self._context.inbox.post(NodeProbed(node=node, incarnation=incarnation, problem=trouble))
+
+
+def _is_later(hello: NodeHello, other: NodeHello) -> bool:
+    """Return whether a node of the same state directory was started after another, as far as that is known: within one
+    boot, a hello may be that of the earlier one, received late."""
+    if hello.boot_id != other.boot_id or hello.process is None or other.process is None:
+        return hello.boot_id != other.boot_id
+    return hello.process.start_ticks > other.process.start_ticks
 
 
 def _check_certificate(claim: PeerIdentity, node: NodeName) -> None:

@@ -38,7 +38,8 @@ class NodeHello:
     busy: dict[str, str] = Factory(dict)
     """Busy accelerators; see `ObservedState`."""
     state_id: str = ""
-    """Id of its state directory on its machine: with another boot id it proves a reboot. Empty: not known."""
+    """Id of its state directory on its machine, which one node at a time holds locked: it proves that an earlier one has
+    ended. Empty: not known."""
 
 
 @frozen(kw_only=True)
