@@ -38,8 +38,8 @@ class NodeHello:
     busy: dict[str, str] = Factory(dict)
     """Busy accelerators; see `ObservedState`."""
     state_id: str = ""
-    """Id of its state directory, which one node at a time holds locked: it proves that an earlier one has ended. Empty: not
-    known."""
+    """Id of its state directory, which one node at a time holds locked: this proves that an earlier one has ended.
+    Empty: not known."""
 
 
 @frozen(kw_only=True)
