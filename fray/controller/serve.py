@@ -36,6 +36,9 @@ from fray.scheduler.state.state import State
 if TYPE_CHECKING:
     from fray.controller.certificate_authority import CertificateAuthority
 
+CLOCK_BEHIND_S = 1.0
+"""Difference of clocks that is logged at the start; in a restart at once it is milliseconds, or nothing."""
+
 _log = logging.getLogger("fray.controller")
 
 
@@ -99,6 +102,7 @@ async def run_controller(
     rng = rng or random.SystemRandom()
     clock = clock or anchored_clock()
     context = _open_context(store, clock(), rng, rules, retention)
+    clock = continued_clock(clock, context.state.now)
     context.in_place = in_place
     context.env_vars = dict(env_vars or {})
     context.authority = authority
@@ -160,6 +164,18 @@ async def run_controller(
                 extra={"addresses": bound, "epoch": context.epoch, "jobs": len(context.state.jobs)},
             )
             task_status.started(running)
+
+
+def continued_clock(clock: Callable[[], float], saved: float) -> Callable[[], float]:
+    """Return a clock that advances from ``saved``, the time in the store, if ``clock`` is behind it.
+
+    The scheduler's time never steps back: with a clock that is an hour behind that of the last controller's machine it
+    would stand still for this hour, and with it all timers.
+    """
+    behind_s = max(0.0, saved - clock())
+    if behind_s > CLOCK_BEHIND_S:
+        _log.warning("the clock of this machine is %.0f s behind the times in the store, which count", behind_s)
+    return (lambda: clock() + behind_s) if behind_s else clock
 
 
 def _machines_directory(store: Store, context: ControllerContext, directory: Path | None) -> Path:
