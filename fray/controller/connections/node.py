@@ -59,6 +59,7 @@ from fray.net.process_identity import ProcessWatch
 from fray.net.transport import Bytes
 from fray.net.tunnels.multiplexer import TunnelEndpoint, TunnelFlow, TunnelMultiplexer
 from fray.scheduler.effects import AttemptAnnotated, NodeDied, NodeJoined, NodeLeaving, NodeReported, NodeSilent
+from fray.scheduler.lifecycle import AttemptPhase
 
 DESIRED_CHUNK_BYTES = 12 * 1024 * 1024
 """Approximate size of the payloads in one `DesiredState`; the rest follows when there is room."""
@@ -428,7 +429,8 @@ class NodeConnection:
 
     def _send_all(self) -> None:
         """Send all attempts that the node shall hold and holds already; the others follow as deltas."""
-        desired_attempts = self._context.state.desired_attempts(self.node)
+        known = self._context.state.desired_attempts(self.node)
+        desired_attempts = [desired for desired in known if not self._was_forgotten(desired)]
         # A node ends what a full set does not name. Attempts that it does not hold yet can therefore follow, with
         # payloads, and the full set is small enough to arrive in one message.
         later = {
@@ -440,6 +442,15 @@ class NodeConnection:
         self._send_everything, self._changed = False, later
         chunk, payloads = self._take_chunk()
         self._send_desired(True, [*held, *chunk], (), payloads)
+
+    def _was_forgotten(self, desired: DesiredAttempt) -> bool:
+        """Return whether the node has had the attempt and has forgotten it, which its report will say.
+
+        After a backup was restored: it ended since then. Sent again, it would start a second time.
+        """
+        attempt = self._context.state.attempts[desired.attempt_id]
+        was_seen = attempt.phase in (AttemptPhase.STARTING, AttemptPhase.RUNNING)
+        return was_seen and not desired.stop and desired.attempt_id not in self._held
 
     def _send_delta(self) -> None:
         gone = tuple(attempt for attempt in self._changed if self._desired(attempt) is None)
