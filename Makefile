@@ -26,7 +26,7 @@ help:
 	@echo "make test-marin                                             fray.v2 on a real Iris, in .venv-marin (part of test-all)"
 	@echo "make network [ARGS='-k relay']                                hosts as namespaces, cut, reset, rebooted (needs root; see tests/network)"
 	@echo "make docs                                                     the pages and a reference of everything public, in build/docs"
-	@echo "make campaign                                                 300 seeds, 1,000 deaths, 300 kills, 10 minutes of load, 100 network faults, fuzzers, all tests with each Python"
+	@echo "make campaign                                                 1,000 seeds, 1,000 deaths, 300 kills, 10 minutes of load, 100 network faults, fuzzers, all tests with each Python"
 	@echo "make lint                                                     lint and types alone"
 	@echo "make bench                                                    calls, sync APIs, streams, arrays, tasks, actors, light actors, start-up"
 	@echo "make peers                                                    .venv-peers: Ray, xoscar and Dask, to compare with (500 MB)"
@@ -125,14 +125,14 @@ constraints:
 	printf 'ray\nxoscar\nuvloop\ndistributed\nnumpy\n' | uv pip compile pyproject.toml - -c constraints.txt --universal \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o bench/peers.txt
 
-# Exit status 3 of the simulation: no violation, but rows that never occurred, which it names; some need 1,000 seeds.
+# Exit status 3 of the simulation: no violation, but rows of its tables that never occurred, which it names.
 campaign: venv
 	@FRAY_EXTRAS=test tools/pythons --all $(PARALLEL) -m "not timed" tests
 	@NETWORK_COMPUTE_S=600 $(MAKE) network
 	@$(PY) -m tests.network.campaign --cuts 100
 	@$(PY) -m tests.fuzz --seconds 300
 	@mkdir -p build
-	@$(PY) -m tests.simulation --seeds 0-299 --jobs $(TEST_WORKERS) --coverage build/coverage.json || [ $$? -eq 3 ]
+	@$(PY) -m tests.simulation --seeds 0-999 --jobs $(TEST_WORKERS) --coverage build/coverage.json
 	@$(PY) -m tests.rl.actor_simulation --seeds 1000-1499
 	@$(PY) -m bench.restarts --count 1000
 	@$(PY) -m bench.faults --kills 300

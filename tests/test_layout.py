@@ -402,6 +402,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("fakes",),
         ("sim_cluster",),
         ("faults", "stuck_tasks"),
+        ("rare_faults",),
     ),
     "tinker": (
         ("core", "http_client"),

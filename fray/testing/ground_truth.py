@@ -7,7 +7,7 @@ of the simulation) record every execution. Fray itself writes nothing here.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from attrs import Factory, define, frozen
 
@@ -32,9 +32,12 @@ class Violation:
     """``P1`` to ``P7``, ``invariant`` (of the scheduler's state), or ``error`` (an unexpected one)."""
     time: float
     text: str
+    causes: tuple[str, ...] = ()
+    """Chain of causes, of a violation that is a wait: each line has the cause of the one before."""
 
     def __str__(self) -> str:
-        return f"{self.promise} at {self.time:.3f}: {self.text}"
+        first = f"{self.promise} at {self.time:.3f}: {self.text}"
+        return "\n".join((first, *(f"    because {cause}" for cause in self.causes)))
 
 
 @define
@@ -121,6 +124,10 @@ class GroundTruth:
     """Machines (and drivers, and the controller) whose processes are stopped now."""
     offered: dict[str, Capacity] = Factory(dict)
     """Capacity of each machine, by name."""
+    lost_from_store: set[AttemptId] = Factory(set)
+    """Attempts that ended between a backup of the store and its return: the controller may start them again."""
+    uses: Counter[str] = Factory(Counter)
+    """Number of times that something happened which no event of the controller shows."""
     _not_begun: list[JobSpec] = Factory(list)
     """Members of job groups that were killed at their start."""
     owners: dict[JobId, str] = Factory(dict)
@@ -128,10 +135,10 @@ class GroundTruth:
     ghosts: int = 0
     """Number of executions in killed processes, which do not count."""
 
-    def breach(self, promise: str, text: str) -> None:
+    def breach(self, promise: str, text: str, causes: Sequence[str] = ()) -> None:
         """Record a broken promise, once."""
         if not any(known.promise == promise and known.text == text for known in self.breaches):
-            self.breaches.append(Violation(promise, self.clock(), text))
+            self.breaches.append(Violation(promise, self.clock(), text, tuple(causes)))
 
     # Processes of jobs
 
@@ -143,7 +150,7 @@ class GroundTruth:
     def began(self, attempt_id: AttemptId, machine: str, spec: JobSpec, devices: tuple[str, ...]) -> None:
         """Record that a machine has started the process of an attempt."""
         process_run = ProcessRun(attempt_id, machine, spec, devices, self.clock())
-        if attempt_id in self.processes:
+        if attempt_id in self.processes and attempt_id not in self.lost_from_store:
             self.breach("P4", f"{attempt_id} was started again on {machine}")
         if process_run.spec.actor is None or not process_run.spec.actor.may_overlap:
             self._check_successor(process_run)
@@ -265,7 +272,9 @@ class GroundTruth:
         capacity, used, mine = self.offered.get(new.machine), self.load(new.machine), new.spec.demand
         if capacity is None:
             return
-        cpu_milli = used.cpu_milli + mine.cpu_milli - self._lent_at_most(new)
+        asked_milli = used.cpu_milli + mine.cpu_milli
+        cpu_milli = asked_milli - self._lent_at_most(new)
+        self.uses["lent CPUs"] += asked_milli > capacity.cpu_milli >= cpu_milli
         memory_bytes = used.memory_bytes + mine.memory_bytes
         if cpu_milli > capacity.cpu_milli or memory_bytes > capacity.memory_bytes:
             self.breach("P6", f"{new.machine} is overcommitted by {new.attempt_id}")
@@ -320,7 +329,8 @@ class GroundTruth:
             return run
         self._check_not_replaced(run)
         earlier = self.runs.setdefault(token, [])
-        if token not in self.repeatable and any(other.incarnation == incarnation for other in earlier):
+        may_repeat = token in self.repeatable or incarnation in self.lost_from_store
+        if not may_repeat and any(other.incarnation == incarnation for other in earlier):
             self.breach("P4", f"{token} was executed twice by {incarnation}")
         earlier.append(run)
         self.open_runs[id(run)] = run

@@ -117,6 +117,8 @@ class SimCloud:
     """Zones that refuse requests, with the error."""
     hangs: bool = False
     mute: bool = False
+    unclear: bool = False
+    """Set while no order for a machine is answered, whether it is carried out or not."""
 
     def update_groups(self, groups: Sequence[GroupConfig]) -> None:
         pass
@@ -127,6 +129,8 @@ class SimCloud:
             raise ProviderError(self.stocked_out[request.zone], f"no capacity in {request.zone or 'the only zone'}")
         if request.name in self.machines:
             return
+        if self.unclear and self.rng.random() < 0.5:
+            raise ProviderError(ErrorKind.TRANSIENT, "the connection to the cloud was lost")
         self.made.append(request.name)
         capacity = request.group.capacity(request.zone, request.name)
         machine = self.site.add_machine(request.name, evolve(capacity, ports=PORTS))
@@ -135,6 +139,8 @@ class SimCloud:
         made = self.machines[request.name] = CloudMachine(seen, machine, now, now + self.rng.uniform(0, LAG_S))
         self.site.nursery.start_soon(self._bring_up, made)
         await self._call()
+        if self.unclear:
+            raise ProviderError(ErrorKind.TRANSIENT, "the connection to the cloud was lost")
 
     async def _bring_up(self, made: CloudMachine) -> None:
         self.site.enter(made.seen.name)
@@ -185,6 +191,28 @@ class SimCloud:
         taken = rng.choice(running)
         self._end(taken, MachineState.PREEMPTED)
         return taken.seen.name
+
+    def delete_outside(self, rng: random.Random, preferred: Sequence[str] = ()) -> str:
+        """Delete a machine that was listed, so that no list has it any more; return its name, or "" without one."""
+        now = trio.current_time()
+        listed = [machine for machine in self.living() if machine.shown_at <= now]
+        liked = [machine for machine in listed if machine.seen.name in preferred]
+        if not listed:
+            return ""
+        gone = rng.choice(liked or listed)
+        self._end(gone, MachineState.DELETING)
+        gone.hidden_at = now
+        return gone.seen.name
+
+    def bring_back(self, rng: random.Random, hidden_s: float) -> str:
+        """List a machine again that was deleted and in no list for so long; return its name, or "" without one."""
+        hidden_since = trio.current_time() - hidden_s
+        gone = [machine for machine in self.machines.values() if machine.hidden_at <= hidden_since]
+        if not gone:
+            return ""
+        back = rng.choice(gone)
+        back.seen, back.ended_at, back.hidden_at = evolve(back.seen, state=MachineState.RUNNING), None, float("inf")
+        return back.seen.name
 
     def breaches(self, state: State, *, calm: bool) -> Iterator[str]:
         """Yield violations: unknown machines, and machines made twice; if ``calm``, also machines without a use."""

@@ -6,10 +6,12 @@ be stopped like by SIGSTOP: none of its tasks runs, timers included, until it is
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 from unittest import mock
 
@@ -17,8 +19,12 @@ import trio
 from attrs import evolve, frozen
 
 import fray.controller.loop
+import fray.net.channel.acceptor
+import fray.net.channel.dialer
+import fray.node.membership
 import fray.runtime.open
 from fray.api.cluster import Cluster, cluster_of
+from fray.controller.accepted_tokens import AcceptedTokens
 from fray.controller.provider_driver import ProviderFactory
 from fray.controller.serve import RunningController, run_controller
 from fray.controller.store import Store
@@ -28,7 +34,8 @@ from fray.model.messages.client import Role
 from fray.model.messages.node import NodeHello
 from fray.model.policy.policy import Policy
 from fray.model.resources import Capacity
-from fray.net.transport import Credential
+from fray.net.channel.versions import own_fields
+from fray.net.cluster_token import ClusterToken, read_token_file
 from fray.node.config import NodeConfig
 from fray.node.logs.store import MemoryLogs
 from fray.node.run import run_node
@@ -64,6 +71,8 @@ EPOCH_S = 1_700_000_000.0
 """Time of the controllers' clocks at the start of a scenario."""
 DRAINS_S = (0.0, 5.0, 30.0)
 """Seconds that nodes give to attempts when they leave."""
+OLDER: Mapping[str, Any] = {"release": "0.0.9", "versions": (1, 1), "capabilities": ()}
+"""Fields by which a process of the earlier release says what it is (`fray.net.channel.versions`)."""
 LOG_LIMIT_BYTES = 6_000
 """Log limit of one attempt on a machine: so low that some of its output is dropped."""
 
@@ -131,6 +140,8 @@ class _FencedStore:
         self.fenced = False
         self.crash_point: str = ""
         """Point of the next crash: ``before`` or ``after`` the next transaction; empty: none."""
+        self.is_full: Callable[[], bool] = lambda: False
+        self.keeps_blobs: Callable[[], bool] = lambda: False
         self.saves = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -139,6 +150,8 @@ class _FencedStore:
     def save(self, *args: Any, **kwargs: Any) -> None:
         if self.fenced:
             raise StoreError("the store of a controller that has been killed")
+        if self.is_full():
+            raise StoreError("the store cannot be written: database or disk is full")
         when, self.crash_point = self.crash_point, ""
         if when == "before":
             self.fenced = True
@@ -156,7 +169,7 @@ class _FencedStore:
         return self._store.put_blob(data)
 
     def delete_blobs(self, blobs: Any) -> None:
-        if not self.fenced:
+        if not self.fenced and not self.keeps_blobs():
             self._store.delete_blobs(blobs)
 
 
@@ -172,6 +185,10 @@ class SimController:
         self._down = trio.Event()
         self._starting = trio.Lock()
         self.starts = 0
+        self.is_disk_full = False
+        self._backup: sqlite3.Connection | None = None
+        self.restores = 0
+        """Number of times that a backup took the place of the store."""
         self.running: RunningController | None = None
         self.up_since: float | None = None
 
@@ -187,6 +204,8 @@ class SimController:
         self.starts += 1
         self._store = self._open_store()
         self._fenced_store = _FencedStore(self._store, self._saved)
+        self._fenced_store.is_full = lambda: self.is_disk_full
+        self._fenced_store.keeps_blobs = lambda: self._backup is not None
         await self._sim.nursery.start(self._run, self._fenced_store)
         if self.running is not None:
             self.up_since = trio.current_time()
@@ -205,8 +224,8 @@ class SimController:
                             cast(Store, fenced_store),
                             sim.network.at(CONTROLLER),
                             [ADDRESS],
-                            TOKEN,
-                            clock=lambda: EPOCH_S + trio.current_time(),
+                            sim.controller_token(),
+                            clock=lambda: EPOCH_S + sim.clock_ahead_s + trio.current_time(),
                             rng=sim.seed.stream(f"controller/{self.starts}"),
                             declared=sim.declared,
                             declares_all_nodes=bool(sim.declared),
@@ -236,6 +255,33 @@ class SimController:
             if self._store is not None:
                 self._store.close()
             self._down.set()
+
+    async def try_to_start(self) -> bool:
+        """Start the controller; return False if its store refuses to be written."""
+        try:
+            await self.start()
+        except Exception as error:
+            if not _is_kill(error):
+                raise
+        return self.running is not None
+
+    def back_up(self) -> None:
+        """Copy the store, which must be in memory."""
+        assert self._store is not None
+        self._backup = sqlite3.connect(":memory:")
+        self._store._db.backup(self._backup)
+
+    async def restore(self) -> None:
+        """Kill the controller, and start another one on the backup, as ``fray backup --restore`` prepares it."""
+        await self.crash()
+        assert self._store is not None
+        assert self._backup is not None
+        self._backup.backup(self._store._db)
+        # Nodes ignore orders of an earlier epoch than the last they have seen (`fray.controller.backup.restore`).
+        self._store.save(meta={"epoch": int(EPOCH_S + self._sim.clock_ahead_s + trio.current_time())})
+        self._backup = None
+        self.restores += 1
+        await self.start()
 
     def crash_at_save(self, when: str) -> None:
         """Kill it ``before`` or ``after`` its next save."""
@@ -321,10 +367,12 @@ class SimMachine:
             name=self.name,
             controller=ADDRESS,
             token=TOKEN,
+            token_file=str(sim.token_file or ""),
             capacity=self.capacity,
             state_dir="",
             lease_s=sim.rules.lease_s,
             drain_s=self.drain_s,
+            finds_address=True,
         )
         try:
             with scope:
@@ -397,7 +445,7 @@ class DriverProcess:
         async with open_runtime(
             sim.network.process(self.name, self.name),
             [ADDRESS],
-            Credential("cluster", TOKEN),
+            ClusterToken((TOKEN,), str(sim.token_file or "")),
             RuntimeConfig(role=Role.DRIVER, namespace=namespace, grace_s=grace_s, user=self.name.partition(".")[0]),
             rng=sim.seed.stream(self.name),
         ) as runtime:
@@ -461,6 +509,14 @@ class SimCluster:
         self.first_policy = self.policy
         self.provider_factories: Mapping[str, ProviderFactory] | None = None
         self.cloud: SimCloud | None = None
+        self.clock_ahead_s = 0.0
+        """Seconds by which the clock of the controller's machine is ahead of the scenario's."""
+        self.addresses: dict[str, str] = {}
+        """IP address of each machine that has got another one."""
+        self.older: set[str] = set()
+        """Machines (and the controller) whose processes are of an earlier release."""
+        self.token_file: Path | None = None
+        """File of the cluster's token, if it is to be replaced."""
         self.controller = SimController(self, open_store)
         self.machines = {spec.name: SimMachine(self, spec.name, spec.capacity) for spec in machines}
         self.truth.slices = {spec.name: spec.capacity.attributes.get("slice", "") for spec in machines}
@@ -470,6 +526,11 @@ class SimCluster:
         cloud = self.cloud = SimCloud(self, self.seed.stream("cloud"))
         self.policy = evolve(self.policy, groups=GROUPS, spend_limit_per_hour=SPEND_LIMIT_PER_HOUR)
         self.provider_factories = {PROVIDER: lambda setting: cloud}
+
+    def controller_token(self) -> str | AcceptedTokens:
+        """Return the token of a controller that starts."""
+        file = self.token_file
+        return TOKEN if file is None else AcceptedTokens(lambda: read_token_file(str(file))[0])
 
     def add_machine(self, name: str, capacity: Capacity) -> SimMachine:
         """Add a machine, which is not up yet."""
@@ -501,17 +562,20 @@ async def open_sim_cluster(
     cloud: bool = False,
     policy: Policy | None = None,
     run_in_thread: Callable[..., Awaitable[Any]] | None = None,
+    token_file: Path | None = None,
 ) -> AsyncIterator[SimCluster]:
     """Run a cluster; everything in it is killed on exit.
 
     Args:
         run_in_thread: takes the place of `trio.to_thread.run_sync`. Default: it is refused.
+        token_file: file with `TOKEN`, which may be replaced. Default: the token stays.
     """
     memory = Store.memory()
     async with trio.open_nursery() as nursery:
         opener = open_store or (lambda: memory)
         sim = SimCluster(seed, network, truth, machines, rules, declares, opener, nursery)
         sim.policy = policy or sim.policy
+        sim.token_file = token_file
         if cloud:
             sim.open_cloud()
         sim.first_policy = sim.policy
@@ -519,6 +583,8 @@ async def open_sim_cluster(
             sim.freezer.installed(),
             _watched_steps(watch, truth),
             _no_threads(run_in_thread or _refuse),
+            _moving_machines(sim),
+            _releases(sim),
             echoing(truth, current_machine.get),
         ):
             await sim.controller.start()
@@ -530,6 +596,31 @@ async def open_sim_cluster(
                 machine.kill()
             await sim.controller.crash()
             nursery.cancel_scope.cancel()
+
+
+@contextmanager
+def _moving_machines(sim: SimCluster) -> Iterator[None]:
+    """Give nodes the addresses that their machines have now."""
+
+    def own_address(seen_from: str) -> str:
+        return sim.addresses.get(current_machine.get(), "")
+
+    with mock.patch.object(fray.node.membership, "own_address", own_address):
+        yield
+
+
+@contextmanager
+def _releases(sim: SimCluster) -> Iterator[None]:
+    """Let processes of an earlier release say so at each connection."""
+
+    def fields() -> Mapping[str, Any]:
+        return OLDER if current_machine.get() in sim.older else own_fields()
+
+    with (
+        mock.patch.object(fray.net.channel.dialer, "own_fields", fields),
+        mock.patch.object(fray.net.channel.acceptor, "own_fields", fields),
+    ):
+        yield
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from fray.scheduler.state.state import State
 from fray.scheduler.views import job_info
 from fray.testing.ground_truth import GroundTruth, ProcessRun
 from fray.testing.invariants import check
-from fray.testing.sim_cluster import CONTROLLER, EPOCH_S
+from fray.testing.sim_cluster import CONTROLLER, EPOCH_S, DriverProcess
+from tests.simulation import causes
 
 if TYPE_CHECKING:
     from tests.simulation.scenario import Scenario
@@ -41,13 +42,14 @@ def saved(truth: GroundTruth, state: State, decided: check.CommittedOutcomes) ->
         truth.breach("P4", sentence)
 
 
-def hanging(truth: GroundTruth, acts: Iterable[str], drivers: Sequence[str]) -> None:
-    """P3: report operations that still wait when the scenario's time has ended."""
-    open_acts = list(acts)
-    for act in open_acts:
-        truth.breach("P3", f"still waits: {act}")
-    if not open_acts:
-        truth.breach("P3", f"no act is open, and {' or '.join(drivers)} does not end")
+def hanging(scenario: Scenario, drivers: Sequence[DriverProcess]) -> None:
+    """P3: report operations that still wait when the scenario's time has ended, each with its chain of causes."""
+    for number, act in scenario.open_acts.items():
+        scenario.truth.breach("P3", f"still waits: {act}", causes.causes_of_act(scenario, f"a{number}"))
+    if not scenario.open_acts:
+        names = " or ".join(driver.name for driver in drivers)
+        why = [line for driver in drivers for line in causes.causes_of_driver(scenario, driver)]
+        scenario.truth.breach("P3", f"no act is open, and {names} does not end", why)
 
 
 # P1 ------------------------------------------------------------------------------------------------------------------
@@ -80,7 +82,7 @@ def _reasons_to_end(scenario: Scenario, life: ProcessRun) -> Iterable[tuple[floa
     controller = scenario.sim.controller.running
     whole = controller.state.jobs.get(owner) if controller is not None and life.spec.owned_by_job else None
     if whole is not None and whole.ended_at is not None:
-        yield whole.ended_at - EPOCH_S, CONTROLLER, f"its job {owner} ended"
+        yield whole.ended_at - EPOCH_S - scenario.sim.clock_ahead_s, CONTROLLER, f"its job {owner} ended"
     driver = scenario.truth.drivers.get(owner)
     if driver is not None and driver.ended is not None:
         grace_s = driver.grace_s if driver.vanished else 0.0
@@ -129,7 +131,8 @@ def _all_accepted_ended(scenario: Scenario, state: State) -> None:
             scenario.truth.breach("P7", f"{job_id} of {token} was accepted and is not on record")
     for job_id, job in state.jobs.items():
         if not job.ended:
-            scenario.truth.breach("P7", f"{job_id} has not come to an end: it is {job.phase.value}")
+            text = f"{job_id} has not come to an end: it is {job.phase.value}"
+            scenario.truth.breach("P7", text, causes.causes_of_job(scenario, job_id))
 
 
 def _cloud_is_small(scenario: Scenario, state: State) -> None:
@@ -147,7 +150,9 @@ def _reservations_ended(scenario: Scenario, state: State) -> None:
 
 
 def _outcomes_stand(scenario: Scenario, state: State) -> None:
-    """P4: check that a reported outcome stays the outcome."""
+    """P4: check that a reported outcome stays the outcome, except of what a restored backup has lost."""
+    if scenario.sim.controller.restores:
+        return
     for job_id, infos in scenario.seen.items():
         job = state.jobs.get(job_id)
         outcomes = {(info.state, info.cause, info.value) for info in infos}

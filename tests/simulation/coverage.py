@@ -1,7 +1,8 @@
 """Coverage of a campaign: which rows of the state tables, effects, events, end reasons and faults occurred.
 
 A row that never occurs is a rule that no scenario checks. `EXEMPT` has those that a simulation cannot reach, each with
-its reason; any other fails the campaign (``python -m tests.simulation --seeds 0-999 --coverage FILE``).
+its reason; any other fails the campaign (``python -m tests.simulation --seeds 0-999 --coverage FILE``), as does an
+exempt row that occurs: its reason is wrong.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, get_args
 from unittest import mock
 
+from fray.controller.connections.relay import RelayEndpoint
 from fray.model.specs import EndReason
 from fray.node.health import counters
 from fray.scheduler import effects, lifecycle
@@ -23,6 +25,8 @@ from fray.scheduler.state import unit_rows
 from fray.scheduler.state.rows import JobRow
 from fray.scheduler.state.state import State
 from fray.testing.faults import FAULTS
+from fray.testing.ground_truth import GroundTruth
+from fray.testing.rare_faults import RARE_FAULTS
 from tests.simulation.operations import ACTS
 
 TABLES: Mapping[str, Mapping[Any, StrEnum]] = {
@@ -35,7 +39,11 @@ TABLES: Mapping[str, Mapping[Any, StrEnum]] = {
 _UNASKED = "its node was not asked to run it: its reports are ignored before the table is read"
 _RESERVED_ONLY = "only reserved attempts are begun with a stage, or withdrawn"
 _FIRST_LOSS = "only the first loss of a connection counts (`on_node_silent`)"
+_IN_ORDER = "a node reports the phases of an attempt in their order; the row refuses what a defective node sends"
+_HALF_A_SLICE = "only of a slice of several hosts, some of which have joined: the simulated cloud has single machines"
 _NO_PROCESS_WATCH = "only of a node on the controller's own machine, whose process is seen to end: not simulated"
+USES = ("lent CPUs", "relayed connection", "notice of a reservation")
+"""Uses that no row or event shows, as counted in `GroundTruth.uses`."""
 EXEMPT: Mapping[str, str] = {
     **{f"attempt: reserved + {what}": _UNASKED for what in ("starting", "running", "stopping", "ended", "absent")},
     **{
@@ -44,6 +52,9 @@ EXEMPT: Mapping[str, str] = {
         for what in ("stage reached", "withdrawn before start")
     },
     **{f"node: {phase} + lost connection": _FIRST_LOSS for phase in ("silent", "suspect", "lost")},
+    "attempt: running + starting": _IN_ORDER,
+    "attempt: stopping + running": _IN_ORDER,
+    **{f"unit: {phase} + closed": _HALF_A_SLICE for phase in ("wanted", "asked", "seen")},
     "node: lost + restarted": "a lost node is left out (`on_controller_start`)",
     **{f"node: {phase} + died": _NO_PROCESS_WATCH for phase in ("silent", "suspect", "lost")},
     "attempt ended: unschedulable": "an attempt has a place already",
@@ -77,10 +88,17 @@ def _row(table: str, key: tuple[StrEnum, StrEnum]) -> str:
 
 
 @contextmanager
-def counting(counts: Counter[str]) -> Iterator[None]:
-    """Count the rows of all state tables that are read while entered."""
+def counting(counts: Counter[str], truth: GroundTruth) -> Iterator[None]:
+    """Count the rows of all state tables that are read while entered, and at the end what the ground truth has."""
     modules = [module for name, module in sys.modules.items() if name.startswith("fray.")]
+    really = RelayEndpoint.__init__
+
+    def relayed(self: RelayEndpoint, credit_bytes: int) -> None:
+        truth.uses["relayed connection"] += 1
+        really(self, credit_bytes)
+
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(RelayEndpoint, "__init__", relayed))
         for name, table in TABLES.items():
             counted = _CountedTable(name, table, counts)
             for module in modules:
@@ -88,6 +106,7 @@ def counting(counts: Counter[str]) -> Iterator[None]:
                     if value is table:
                         stack.enter_context(mock.patch.object(module, attribute, counted))
         yield
+    counts.update({f"use: {what}": truth.uses[what] for what in USES if truth.uses[what]})
 
 
 def count_step(counts: Counter[str], state: State, event: object, done: Sequence[object]) -> None:
@@ -115,8 +134,9 @@ def all_rows() -> list[str]:
         *(_row(name, key) for name, table in TABLES.items() for key in table),
         *(f"{what}: {each.__name__}" for what, each_of in classes.items() for each in each_of),
         *(f"{what} ended: {reason.value}" for what in ("attempt", "job") for reason in EndReason),
-        *(f"fault: {kind}" for kind in FAULTS),
+        *(f"fault: {kind}" for kind in (*FAULTS, *RARE_FAULTS)),
         *(f"act: {kind}" for kind in ACTS),
+        *(f"use: {what}" for what in USES),
     ]
 
 
@@ -125,11 +145,16 @@ def missing(counts: Mapping[str, int]) -> list[str]:
     return [row for row in all_rows() if not counts.get(row) and row not in EXEMPT]
 
 
+def wrongly_exempt(counts: Mapping[str, int]) -> list[str]:
+    """Return the exempt rows that occurred."""
+    return [row for row in EXEMPT if counts.get(row)]
+
+
 def report(counts: Mapping[str, int], path: Path) -> list[str]:
     """Write the counts as JSON, and return the report in lines; the last says how many rows never occurred."""
     rows, never = all_rows(), missing(counts)
     data = {"counts": {row: counts.get(row, 0) for row in rows}, "never": never, "exempt": dict(EXEMPT)}
     path.write_text(json.dumps(data, indent=1) + "\n")
-    found = [f"exempt, and occurred {counts[row]} times: {row}" for row in EXEMPT if counts.get(row)]
+    found = [f"exempt, and occurred {counts[row]} times: {row}" for row in wrongly_exempt(counts)]
     total = f"coverage: {sum(counts.get(row, 0) > 0 for row in rows)} of {len(rows)} rows occurred"
     return [*(f"never: {row}" for row in never), *found, f"{total}, {len(EXEMPT)} are exempt, {len(never)} are missing"]

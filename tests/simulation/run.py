@@ -15,6 +15,7 @@ from attrs import evolve
 
 from fray.testing.ground_truth import Violation
 from fray.testing.seed import Seed, Trace, steady
+from tests.simulation.code_version import code_version
 from tests.simulation.scenario import GONE_WITHIN_S, ScenarioResult, simulate
 from tests.simulation.scenario_plans import ScenarioPlan, draw_plan
 
@@ -137,8 +138,12 @@ def run_in_virtual_time(seed: Seed, scenario: Callable[[], Awaitable[T]]) -> tup
     return results[0], list(dict.fromkeys(caught.texts))
 
 
-def summary(result: ScenarioResult) -> str:
-    """Return counts of what happened, and the breaches."""
+def summary(result: ScenarioResult, directed: str = "") -> str:
+    """Return counts of what happened, and the breaches.
+
+    Args:
+        directed: name of the directed scenario. Default: it was the random scenario of the seed.
+    """
     lines = [
         f"seed {result.seed}: {result.operations.total()} operations, {result.faults.total()} faults",
         "operations: " + counts_text(result.operations),
@@ -149,7 +154,8 @@ def summary(result: ScenarioResult) -> str:
         *(f"BROKEN {breach}" for breach in result.breaches),
     ]
     if result.breaches:
-        lines.append(f"to run it again: python -m tests.simulation --seed {result.seed}")
+        how = f"--seed {result.seed}" + (f" --directed {directed!r}" if directed else "")
+        lines.append(f"to run it again: python -m tests.simulation {how} --version {code_version()}")
     return "\n".join(lines)
 
 

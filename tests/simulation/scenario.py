@@ -32,14 +32,16 @@ from fray.node.joining import find_credential
 from fray.scheduler.effects import Effect, Event, EventRecorded, LaunchRequested
 from fray.scheduler.state.rows import SchedulerConfig
 from fray.scheduler.state.state import State
-from fray.testing import faults, stuck_tasks
+from fray.testing import stuck_tasks
 from fray.testing.fakes import SimNetwork
-from fray.testing.faults import FaultHistory
+from fray.testing.faults import FAULTS, FaultHistory
 from fray.testing.ground_truth import GroundTruth, Violation
 from fray.testing.invariants.check import CommittedOutcomes
+from fray.testing.rare_faults import RARE_FAULTS
 from fray.testing.seed import Seed, Trace
 from fray.testing.sim_cluster import (
     SHARED,
+    TOKEN,
     DriverProcess,
     MachineSpec,
     SimCluster,
@@ -52,6 +54,7 @@ from tests.simulation.operations import DriverState, leaves
 from tests.simulation.scenario_plans import PlannedAct, PlannedFault, ScenarioPlan
 from tests.simulation.workloads import Boom
 
+ALL_FAULTS = {**FAULTS, **RARE_FAULTS}
 RULES = SchedulerConfig(lease_s=300.0)
 PREEMPTION = Preemption(shield_s=2.0, limit=2, period_s=120.0, patience_s=2.0)
 GRACE_S = 10.0
@@ -123,6 +126,9 @@ class _OperationContext:
     def is_doomed(self, name: str) -> bool:
         return name in self.scenario.doomed
 
+    def used(self, what: str) -> None:
+        self.scenario.truth.uses[what] += 1
+
     def over_soon(self, token: str) -> None:
         if not self.driver.killed:
             self.scenario.cancelled[token] = trio.current_time()
@@ -175,6 +181,7 @@ class Scenario:
     gone_within_s: float = GONE_WITHIN_S
     steps: int = 0
     decided: CommittedOutcomes = Factory(CommittedOutcomes)
+    _restores: int = 0
     _cut_short: set[str] = Factory(set)
     """Tokens of acts that were cancelled because their driver leaves."""
     _driven: trio.Event = Factory(trio.Event)
@@ -213,6 +220,8 @@ class Scenario:
 
     def saved(self, saves: int, state: State) -> None:
         """Check a transaction of the controller."""
+        if self.sim.controller.restores != self._restores:
+            self._restores, self.decided = self.sim.controller.restores, CommittedOutcomes()
         if saves % checks.THOROUGH_EVERY_STEPS == 0:
             checks.saved(self.truth, state, self.decided)
 
@@ -250,9 +259,9 @@ class Scenario:
         with trio.move_on_after(ENDED_WITHIN_S):
             await self._driven.wait()
             return
-        waiting = [driver.name for driver in self.drivers()]
-        checks.hanging(self.truth, self.open_acts.values(), waiting)
-        for name in (*waiting, *self.sim.machines):
+        waiting = self.drivers()
+        checks.hanging(self, waiting)
+        for name in (*(driver.name for driver in waiting), *self.sim.machines):
             for line in stuck_tasks.where(name):
                 self.say(name, f"waits in {line}")
         driving.cancel()
@@ -277,7 +286,7 @@ class Scenario:
         index = len(self.fault_log)
         self.fault_log.append((trio.current_time(), None))
         self.say("FAULT", f"{planned.kind} for {planned.span_s:.1f} s")
-        what = await faults.FAULTS[planned.kind](self, rng, planned.span_s, trio.sleep)
+        what = await ALL_FAULTS[planned.kind](self, rng, planned.span_s, trio.sleep)
         self.fault_log[index] = (self.fault_log[index][0], trio.current_time())
         if what:
             self.happened[planned.kind] += 1
@@ -410,7 +419,12 @@ async def simulate(
     truth = GroundTruth(trio.current_time)
     scenario = Scenario(seed, plan, trace, truth, network, gone_within_s=gone_within_s)
     machines = [MachineSpec(f"m{number}", capacity) for number, capacity in enumerate(plan.machines)]
-    with workloads.book(truth), _store(plan) as open_store, coverage.counting(scenario.coverage):
+    with (
+        workloads.book(truth),
+        _store(plan) as open_store,
+        _token_file(plan) as token_file,
+        coverage.counting(scenario.coverage, truth),
+    ):
         async with open_sim_cluster(
             seed,
             network,
@@ -420,6 +434,7 @@ async def simulate(
             declares=plan.declares,
             open_store=open_store,
             watch=scenario.watch,
+            token_file=token_file,
             cloud=plan.cloud,
             policy=evolve(SHARED, preemption=PREEMPTION, users=SHARED.users | dict(plan.terms)),
         ) as sim:
@@ -449,6 +464,18 @@ def _store(plan: ScenarioPlan) -> Iterator[Callable[[], Store] | None]:
         return
     with tempfile.TemporaryDirectory(prefix="fray-sim-") as directory:
         yield partial(_open_on_disk, Path(directory) / "store")
+
+
+@contextmanager
+def _token_file(plan: ScenarioPlan) -> Iterator[Path | None]:
+    """Return the file for the cluster's token, if the plan replaces it."""
+    if all(fault.kind != "token replaced" for fault in plan.faults):
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="fray-sim-") as directory:
+        file = Path(directory) / "token"
+        file.write_text(f"{TOKEN}\n")
+        yield file
 
 
 def _open_on_disk(path: Path) -> Store:

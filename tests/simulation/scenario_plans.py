@@ -97,6 +97,9 @@ ACTS: Mapping[str, int] = {
     "slow server": 2,
     "strict check": 2,
     "actor of a job": 4,
+    "both ways": 6,
+    "lent CPUs": 3,
+    "shrinking reservation": 2,
 }
 """Weights of the acts."""
 

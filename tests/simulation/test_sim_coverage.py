@@ -67,6 +67,17 @@ def test_an_exempt_row_that_occurs_is_reported(tmp_path: Path, monkeypatch: pyte
     assert "exempt, and occurred 2 times: fault: kill machine" in lines
 
 
+def test_a_campaign_fails_at_an_exempt_row_that_occurs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.simulation.run.draw_plan", lambda rng: PLAN)
+    monkeypatch.setattr(coverage, "EXEMPT", dict.fromkeys(coverage.all_rows(), "an error in the list"))
+    assert main(["--seeds", "1-1", "--coverage", str(tmp_path / "coverage.json")]) == NOT_COVERED
+    printed = capsys.readouterr().out
+    assert "exempt, and occurred 1 times: fault: kill machine" in printed
+    assert "0 are missing" in printed
+
+
 def test_exempt_rows_exist() -> None:
     assert set(coverage.EXEMPT) <= set(coverage.all_rows())
 

@@ -12,6 +12,7 @@ from fray.scheduler.jobs import retries
 from fray.testing.ground_truth import Violation
 from fray.testing.seed import Seed
 from tests.simulation import scenario_files
+from tests.simulation.code_version import code_version
 from tests.simulation.commands import main
 from tests.simulation.scenario_plans import direct_plan, draw_plan
 from tests.simulation.shrink import NothingToShrink, kind_of, shrink
@@ -88,6 +89,24 @@ def test_a_scenario_that_ran_with_another_version_says_so(tmp_path: Path, capsys
     printed = capsys.readouterr().out
     assert "(P6: #) is not there any more" in printed
     assert "it was written by Fray 0.0.1, and this is" in printed
+
+
+def test_a_seed_of_another_version_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = draw_plan(Seed(SEED).stream("plan"), acts=2, faults=0)
+    monkeypatch.setattr("tests.simulation.commands.draw_plan", lambda rng: plan)
+    assert main(["--seed", str(SEED), "--version", "0.0.1+ab"]) == 0
+    assert f"was run by Fray 0.0.1+ab, and this is {code_version()}: " in capsys.readouterr().out
+    assert main(["--seed", str(SEED), "--version", code_version()]) == 0
+    assert "was run by" not in capsys.readouterr().out
+
+
+def test_a_violation_says_the_version_of_its_seed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.simulation.commands.draw_directed", lambda seed, name: PLAN)
+    monkeypatch.setattr("tests.simulation.checks.final", lambda scenario: scenario.truth.breach("P1", "on purpose"))
+    assert main(["--seed", "2", "--directed", "full disk"]) == 1
+    assert f"--seed 2 --directed 'full disk' --version {code_version()}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

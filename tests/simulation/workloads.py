@@ -5,7 +5,7 @@ All of it is importable, so that it travels by name and its bytes are the same i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 
 import trio
@@ -120,6 +120,16 @@ async def leave(token: str, left_s: float) -> None:
         left = f"{token}.left"
         await fray.current_cluster().launch(request(left, give, left, 1, left_s, detached=True))
         await trio.sleep_forever()
+
+
+async def wait_for_one_below(token: str, value: int, sleep_s: float, resources: ResourceConfig) -> int:
+    """Launch a job that needs as much as this one, and return its value."""
+    with running(token):
+        below = f"{token}.below"
+        job = await fray.current_cluster().launch(
+            request(below, give, below, value, sleep_s, resources=resources, max_retries_failure=2)
+        )
+        return int(await job.wait())
 
 
 async def dawdle(token: str, pauses_s: Sequence[float], for_ever: bool) -> None:
@@ -250,6 +260,22 @@ class Counter:
                 await trio.sleep(sleep_s)
                 return 1
             return 1 + int(await others[0].relay(f"{token}+", others[1:], sleep_s))
+
+    async def numbers(self, token: str, count: int, pause_s: float) -> AsyncIterator[int]:
+        """Yield so many numbers."""
+        with running(token):
+            for number in range(count):
+                yield number
+                await trio.sleep(pause_s)
+
+    async def doubled(self, token: str, numbers: fray.Stream) -> int:
+        """Answer each number with its double, and return how many there were."""
+        with running(token):
+            count = 0
+            async for number in numbers:
+                await numbers.send(2 * number)
+                count += 1
+            return count
 
     async def boom(self, token: str) -> None:
         """Raise."""

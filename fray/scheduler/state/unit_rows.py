@@ -78,7 +78,8 @@ UNIT_TABLE: Mapping[tuple[UnitPhase, UnitEvent], UnitPhase] = {
     **{(phase, _T.WHOLE): _P.JOINED for phase in ON_ITS_WAY},
     **{(phase, _T.CLOSED): _P.DRAINING for phase in (*ON_ITS_WAY, _P.JOINED)},
     **{(phase, _T.DOOMED): _P.DELETING for phase in (*ON_ITS_WAY, _P.JOINED, _P.DRAINING)},
-    **{(phase, _T.ENDED): _P.GONE for phase in _P if phase is not _P.GONE},
+    # Not of ASKED: a unit that was accepted and is not listed may exist, so it is deleted under its name.
+    **{(phase, _T.ENDED): _P.GONE for phase in _P if phase not in (_P.GONE, _P.ASKED)},
     # A machine that was given up and is listed again costs money: it is deleted, never used.
     (_P.GONE, _T.BACK): _P.DELETING,
 }

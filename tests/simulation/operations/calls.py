@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 import trio
 
-from fray import (
-    DeadlineExceeded,
-)
+from fray import DeadlineExceeded
+from fray.runtime.calls.streams import DuplexStream
 from tests.simulation.operations.context import (
     DEADLINE_SLACK_S,
     Act,
@@ -91,6 +90,33 @@ async def relayed_call(b: OperationContext) -> str:
     return "cancelled"
 
 
+async def both_ways(b: OperationContext) -> str:
+    """Items of streams arrive once and in order: from a generator, or each answered by a method."""
+    known = pick(b, has_async=True)
+    if known is None:
+        return await make_actor(b)
+    count = b.rng.choice((0, 1, 20, 200))
+    b.op("stream")
+    if b.rng.random() < 0.5:
+        async with known.handle.numbers.stream(b.token, count, b.rng.choice((0.0, 0.01))) as items:
+            got = [item async for item in items]
+        b.check("P4", got == list(range(count)), f"{b.token}: of {count} items came {got}")
+        return f"{len(got)} items"
+    async with known.handle.doubled.open(b.token) as stream, trio.open_nursery() as nursery:
+        nursery.start_soon(_send_all, stream, count)
+        got = [item async for item in stream]
+        b.check("P4", got == [2 * number for number in range(count)], f"{b.token}: {count} items, answers {got}")
+        answered = await stream
+    b.check("P4", answered == count, f"{b.token}: {answered} items arrived of {count}")
+    return f"{len(got)} items there and back"
+
+
+async def _send_all(stream: DuplexStream, count: int) -> None:
+    for number in range(count):
+        await stream.send(number)
+    await stream.done_sending()
+
+
 async def failing_call(b: OperationContext) -> str:
     """A method's error keeps its type, and the actor continues."""
     known = pick(b)
@@ -135,6 +161,7 @@ ACTS: Mapping[str, Act] = {
     "cancelled call": cancelled_call,
     "call with deadline": call_with_deadline,
     "relayed call": relayed_call,
+    "both ways": both_ways,
     "failing call": failing_call,
     "repeatable call": repeatable_call,
     "scoped actor": scoped_actor,

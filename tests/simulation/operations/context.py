@@ -80,6 +80,9 @@ class OperationContext(Protocol):
     def is_doomed(self, name: str) -> bool:
         """Return whether an act has ended a job of this name."""
 
+    def used(self, what: str) -> None:
+        """Count something of `tests.simulation.coverage.USES`."""
+
     def over_soon(self, token: str) -> None:
         """Record that executions of this token were cancelled: none may last much longer."""
 

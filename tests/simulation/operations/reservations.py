@@ -7,7 +7,15 @@ from collections.abc import Mapping
 import trio
 from attrs import evolve
 
-from fray import EndReason, NeverSchedulable, NoSuchReservation, ReservationConfig, ReservationState
+from fray import (
+    EndReason,
+    Job,
+    NeverSchedulable,
+    NoSuchReservation,
+    ReservationConfig,
+    ReservationState,
+    ResourceConfig,
+)
 from fray.errors import DeadlineExceeded
 from fray.model.reservations import ReservationEventKind
 from tests.simulation import workloads
@@ -20,6 +28,7 @@ from tests.simulation.operations.context import (
 from tests.simulation.workloads import SMALL, request
 
 WAIT_S = 60.0
+NOTICE_S = 3.0
 
 
 def _config(b: OperationContext) -> ReservationConfig:
@@ -133,7 +142,45 @@ async def expiring_reservation(b: OperationContext) -> str:
     return ", ".join(change.kind for change in changes)
 
 
+async def shrinking_reservation(b: OperationContext) -> str:
+    """A reservation with more than its minimum gives units back to jobs that wait, after the notice to those inside."""
+    unit = ResourceConfig.with_cpu(cpu=1.0, memory="100MB")
+    config = ReservationConfig(
+        evolve(unit, replicas=0), evolve(unit, replicas=3), name=b.token, notice_s=NOTICE_S, band="batch"
+    )
+    b.op("reserve")
+    try:
+        async with b.cluster.open_reservation(config, wait_limit_s=WAIT_S) as reservation:
+            await reservation.wait_units(1, WAIT_S)
+            inside = await reservation.keep(request(b.token, workloads.linger, b.token, 0.0, resources=unit))
+            for job in inside:
+                b.accepted(job)
+            await trio.sleep(b.rng.uniform(1.0, 5.0))
+            others = [await _waiting_job(b, f"{b.token}.{number}") for number in range(4)]
+            b.op("wait")
+            await b.cluster.wait(others)
+            changes = reservation.info.events
+            b.doomed(b.token, *(job.name for job in inside))
+    except NeverSchedulable:
+        return "never schedulable"
+    except (DeadlineExceeded, NoSuchReservation):
+        return "not to be had in time"
+    shrinking = [change for change in changes if change.kind is ReservationEventKind.SHRINKING]
+    if any(change.jobs for change in shrinking):
+        b.used("notice of a reservation")
+    noticed = all(change.notice_s == NOTICE_S or not change.jobs for change in shrinking)
+    b.check("P6", noticed, f"{b.token} takes back units in use without notice: {shrinking}")
+    return ", ".join(change.kind for change in changes)
+
+
+async def _waiting_job(b: OperationContext, token: str) -> Job:
+    resources = ResourceConfig.with_cpu(cpu=1.5, memory="100MB")
+    wanted = request(token, workloads.give, token, 1, b.rng.uniform(2.0, 5.0), resources=resources)
+    return await launch(b, b.cluster, evolve(wanted, wait_limit_s=30.0))
+
+
 ACTS: Mapping[str, Act] = {
+    "shrinking reservation": shrinking_reservation,
     "open reservation": open_reservation,
     "kept units": kept_units,
     "expiring reservation": expiring_reservation,

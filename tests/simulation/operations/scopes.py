@@ -6,7 +6,9 @@ import random
 from collections.abc import Mapping
 
 import trio
+from attrs import evolve
 
+from fray import EndReason, ResourceConfig
 from tests.simulation import workloads
 from tests.simulation.operations.context import (
     Act,
@@ -99,6 +101,22 @@ async def family(b: OperationContext) -> str:
     return text
 
 
+async def lent_cpus(b: OperationContext) -> str:
+    """A job waits for one that needs as much as it has: that runs on the CPUs of the one that waits."""
+    resources, value = ResourceConfig.with_cpu(cpu=1.5, memory="100MB"), b.rng.randrange(100)
+    wanted = request(
+        b.token, workloads.wait_for_one_below, b.token, value, b.rng.uniform(0, 4), resources, resources=resources
+    )
+    job = await launch(b, b.cluster, evolve(wanted, wait_limit_s=20.0))
+    b.op("wait")
+    info = await job.wait_ended()
+    b.saw(info)
+    b.doomed(f"{b.token}.below")
+    if info.cause is EndReason.UNSCHEDULABLE:
+        return "no room in time"
+    return await value_of(b, job, value, b.token)
+
+
 async def abandoned_launch(b: OperationContext) -> str:
     """A launch that is cancelled half-way leaves nothing."""
     with trio.move_on_after(b.rng.choice((0.0005, 0.002, 0.01, 0.05))):
@@ -113,6 +131,7 @@ async def abandoned_launch(b: OperationContext) -> str:
 ACTS: Mapping[str, Act] = {
     "failing scope": failing_scope,
     "family": family,
+    "lent CPUs": lent_cpus,
     "cancelled scope": cancelled_scope,
     "error in the body": error_in_body,
     "abandoned launch": abandoned_launch,

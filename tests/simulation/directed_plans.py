@@ -1,0 +1,148 @@
+"""Plans of directed scenarios: what happens too seldom, or fits too badly, in random ones (`scenario_plans`).
+
+A directed scenario is drawn from its seed, too, with kinds of acts and faults, and times, that belong to it. A campaign
+runs one for every few random scenarios.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+from attrs import evolve
+
+from fray.testing.seed import Seed
+from tests.simulation.scenario_plans import PlannedAct, PlannedFault, ScenarioPlan, draw_plan, draw_span_s
+
+HOUR_S = 3600.0
+Draw = Callable[[random.Random], ScenarioPlan]
+
+
+def _plan(
+    rng: random.Random,
+    acts: Sequence[tuple[float, str]],
+    faults: Sequence[tuple[float, str, float]],
+    *,
+    cloud: bool = False,
+    drivers: int = 1,
+) -> ScenarioPlan:
+    """Return a plan on random machines: acts as (time, kind), faults as (time, kind, seconds)."""
+    planned = tuple(
+        PlannedAct(round(at_s, 3), rng.randrange(drivers), kind, number)
+        for number, (at_s, kind) in enumerate(sorted(acts))
+    )
+    return evolve(
+        draw_plan(rng, acts=0, faults=0),
+        drivers=drivers,
+        cloud=cloud,
+        declares=cloud,
+        on_disk=False,
+        terms={},
+        acts=planned,
+        faults=tuple(
+            PlannedFault(round(at_s, 3), kind, round(span_s, 3), number)
+            for number, (at_s, kind, span_s) in enumerate(sorted(faults))
+        ),
+    )
+
+
+def _times(rng: random.Random, count: int, until_s: float, since_s: float = 0.0) -> list[float]:
+    return [rng.uniform(since_s, until_s) for _ in range(count)]
+
+
+def _changing_cloud(rng: random.Random) -> ScenarioPlan:
+    """Machines come and go in each way that a cloud has, while jobs need them."""
+    jobs = ("crowd", "crowd", "long batch", "background job", "value job", "gang", "kept units")
+    kinds = (
+        *("machine deleted outside", "machine deleted outside", "deleted machine is back", "unclear answers"),
+        *("cloud trouble", "machine taken away", "group scaled", "crash controller"),
+    )
+    acts = [(at_s, rng.choice(jobs)) for at_s in _times(rng, 40, 300.0)]
+    faults = [(at_s, rng.choice(kinds), draw_span_s(rng) / 4) for at_s in _times(rng, 24, 300.0, 15.0)]
+    return _plan(rng, acts, faults, cloud=True, drivers=2)
+
+
+def _moving_machines(rng: random.Random) -> ScenarioPlan:
+    """Machines get other addresses while their actors are called."""
+    kinds = ("make an actor", "calls", "both ways", "pipelined calls", "relayed call", "gang", "background job")
+    acts = [(at_s, rng.choice(kinds)) for at_s in _times(rng, 60, 120.0)]
+    faults = [
+        (at_s, rng.choice(("machine moves", "machine moves", "partition", "break connections")), rng.uniform(0.0, 20.0))
+        for at_s in _times(rng, 16, 120.0, 5.0)
+    ]
+    return _plan(rng, acts, faults, drivers=2)
+
+
+def _restored_store(rng: random.Random) -> ScenarioPlan:
+    """A backup takes the place of the store; attempts of all phases end meanwhile, and nothing is launched."""
+    jobs = ("packaged job", "packaged job", "background job", "cancelled scope", "cancelled scope", "value job", "gang")
+    acts, faults = [], []
+    for number in range(3):
+        begin_s = 120.0 * number
+        acts += [(at_s, rng.choice(jobs)) for at_s in _times(rng, 12, begin_s + 10.0, begin_s)]
+        faults.append((begin_s + 10.0 + rng.uniform(0.0, 0.2), "store restored", rng.uniform(2.0, 30.0)))
+    return _plan(rng, acts, faults)
+
+
+def _hour_of_suspend(rng: random.Random) -> ScenarioPlan:
+    """A machine, the driver or the controller stands still for an hour."""
+    kinds = ("make an actor", "calls", "repeatable call", "background job", "value job", "gang", "detached job")
+    acts = [(at_s, rng.choice(kinds)) for at_s in (*_times(rng, 25, 60.0), *_times(rng, 25, HOUR_S + 300.0, HOUR_S))]
+    who = rng.choice(("stop machine", "stop driver", "stop controller"))
+    return _plan(rng, acts, [(rng.uniform(20.0, 60.0), who, HOUR_S)], drivers=2)
+
+
+def _mixed_releases(rng: random.Random) -> ScenarioPlan:
+    """Machines, or the controller, run an earlier release for a while."""
+    kinds = (
+        *("make an actor", "calls", "both ways", "relayed call", "background job", "value job", "gang", "device gang"),
+        *("followed job", "forwarded port", "stateful actor", "open reservation", "job group", "machine let in"),
+    )
+    acts = [(at_s, rng.choice(kinds)) for at_s in _times(rng, 70, 150.0)]
+    faults = [(at_s, "older release", rng.uniform(5.0, 40.0)) for at_s in _times(rng, 6, 150.0, 5.0)]
+    faults += [(at_s, "machine moves", 1.0) for at_s in _times(rng, 3, 150.0, 5.0)]
+    return _plan(rng, acts, faults, drivers=2)
+
+
+def _full_disk(rng: random.Random) -> ScenarioPlan:
+    """The disk of the controller is full, again and again."""
+    kinds = ("calls", "background job", "value job", "gang", "stumbling job", "stateful actor", "detached job")
+    acts = [(at_s, rng.choice(kinds)) for at_s in _times(rng, 60, 150.0)]
+    faults = [(at_s, "full disk", rng.uniform(0.0, 30.0)) for at_s in (10.0, 60.0, 120.0)]
+    return _plan(rng, acts, faults, drivers=2)
+
+
+def _replaced_token(rng: random.Random) -> ScenarioPlan:
+    """The cluster's token is replaced, with crashes in between."""
+    kinds = ("make an actor", "calls", "background job", "value job", "gang", "machine let in")
+    acts = [(at_s, rng.choice(kinds)) for at_s in _times(rng, 40, 150.0)]
+    faults = [(at_s, "token replaced", rng.uniform(0.0, 8.0)) for at_s in (5.0, 70.0)]
+    others = ("crash controller", "restart node", "driver vanishes", "break connections")
+    faults += [(at_s, rng.choice(others), rng.uniform(0.1, 3.0)) for at_s in _times(rng, 5, 150.0, 5.0)]
+    return _plan(rng, acts, faults, drivers=2)
+
+
+def _other_clock(rng: random.Random) -> ScenarioPlan:
+    """Controllers start on machines whose clocks differ by an hour, while jobs wait for times to come."""
+    kinds = ("stumbling job", "stumbling job", "crash loop", "value job", "background job", "calls", "impatient job")
+    acts = [(at_s, rng.choice(kinds)) for at_s in _times(rng, 60, 150.0)]
+    faults = [(at_s, "clock jumps", rng.uniform(0.1, 10.0)) for at_s in (20.0, 60.0, 100.0)]
+    faults += [(at_s, rng.choice(("kill machine", "cut off")), rng.uniform(1.0, 60.0)) for at_s in (30.0, 80.0, 110.0)]
+    return _plan(rng, acts, faults, drivers=2)
+
+
+DIRECTED: Mapping[str, Draw] = {
+    "changing cloud": _changing_cloud,
+    "restored store": _restored_store,
+    "moving machines": _moving_machines,
+    "hour of suspend": _hour_of_suspend,
+    "mixed releases": _mixed_releases,
+    "full disk": _full_disk,
+    "replaced token": _replaced_token,
+    "other clock": _other_clock,
+}
+
+
+def draw_directed(seed: int, name: str) -> ScenarioPlan:
+    """Return the directed scenario of this name and seed."""
+    return DIRECTED[name](Seed(seed).stream(f"directed/{name}"))
