@@ -112,7 +112,10 @@ class Coordinator:
     # Rollout processes
 
     async def take_tasks(self, worker: str, limit: int, request: int = 0) -> list[TaskGrant]:
-        """Lease up to ``limit`` tasks to a worker; wait until there is one. Empty if there will never be one again.
+        """Lease up to ``limit`` tasks to a worker; wait until there is one. Empty for a worker that was lost.
+
+        At the end of the run it waits, too: until the controller has left, the loss of the trainer may take the run
+        back to a checkpoint, after which there are tasks.
 
         Args:
             worker: incarnation of a rollout process.
@@ -132,14 +135,10 @@ class Coordinator:
             # Else nothing would give back, before the end of their leases, the tasks of an answer that was lost.
             if request == last and (still := [one for one in granted if self._state.has_lease(one.lease)]):
                 return still
-            if self._servers_missing and not self._state.is_done:
-                return None
-            grants = self._lease_tasks(worker, limit)
-            if not grants and not self._state.is_finished:
-                return None
-            if request:
+            grants = [] if self._servers_missing else self._lease_tasks(worker, limit)
+            if grants and request:
                 self._granted[worker] = request, grants
-            return grants
+            return grants or None
 
         return await self._when(take)
 
@@ -425,7 +424,7 @@ class Coordinator:
     async def status(self) -> RunStatus:
         """Return what the run does and waits for."""
         state, counts = self._state, self._state.record.counts
-        missing = "" if state.is_done else self._servers_missing
+        missing = "" if state.is_finished else self._servers_missing
         return RunStatus(
             missing or state.wait_reason(trio.current_time(), dict(self._slowest.values())),
             state.record.weights.line.current,

@@ -254,8 +254,6 @@ class SimulatedRun:
             return
         lease = self.state.take_task(idle[0], self.now)
         if isinstance(lease, NoTask):
-            if lease.is_final and not self.state.is_finished:
-                self.violated("a worker is sent away for good before the run is done")
             return
         self.episodes.append(Episode(lease, idle[0]))
 

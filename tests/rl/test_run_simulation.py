@@ -139,7 +139,7 @@ def put_for_training(self: RunState, lease: Any, samples: Any) -> Any:
     return PutAnswer.SUCCESS
 
 
-def workers_leave_before_the_last_validation(patch: pytest.MonkeyPatch) -> None:
+def the_run_ends_before_the_last_validation(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RunState, "is_finished", property(lambda self: self.is_done))
 
 
@@ -293,7 +293,7 @@ MUTATIONS = [
     validations_are_not_due,
     lost_validations_are_forgotten,
     validation_results_are_trained,
-    workers_leave_before_the_last_validation,
+    the_run_ends_before_the_last_validation,
     dead_servers_answer,
     suspect_servers_get_requests,
     old_incarnations_are_believed,

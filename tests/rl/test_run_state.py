@@ -64,7 +64,7 @@ def test_golden_order_of_the_loader() -> None:
     assert roll_out_all(state) == "p4 p4 - the next batch waits for the next weights"
     # The last batch is smaller.
     assert update(state) == ["0-4-0/0", "0-4-1/0"]
-    assert state.take_task("w", 0.0) == NoTask("no further update will be done", is_final=True)
+    assert state.take_task("w", 0.0) == NoTask("no further update will be done")
     assert state.is_done
 
 
@@ -284,7 +284,7 @@ def test_the_run_is_finished_when_its_last_version_is_validated() -> None:
     assert put(state, take(state)) is PutAnswer.SUCCESS
     state.end_validation(VersionName(0, 1))
     assert state.is_finished
-    assert state.take_task("w", 0.0) == NoTask("no further update will be done", is_final=True)
+    assert state.take_task("w", 0.0) == NoTask("no further update will be done")
 
 
 def test_a_validation_that_the_trainer_did_not_survive_begins_again_with_the_version_it_continues_from() -> None:

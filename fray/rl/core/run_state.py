@@ -61,8 +61,6 @@ class NoTask:
     """Reason why a worker gets no task."""
 
     reason: str
-    is_final: bool = False
-    """True if there will never be one again."""
 
 
 @define
@@ -136,7 +134,7 @@ class RunState:
         record = self.record
         weights = record.weights
         if self.is_done:
-            return NoTask("no further update will be done", is_final=self.is_finished)
+            return NoTask("no further update will be done")
         if weights.gate is not Gate.OPEN:
             return NoTask("the trainer trains" if weights.gate is Gate.TRAINING else "the servers receive weights")
         if self._treatment([(weights.rollout, 0)]) is not StalePolicy.KEEP:

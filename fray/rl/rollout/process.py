@@ -105,7 +105,7 @@ class RolloutProcess:
         """Return: the process answers. For health checks."""
 
     async def run(self, access: HttpAccess | None = None) -> None:
-        """Roll out episodes until there are no tasks; what is unfinished then is cancelled.
+        """Roll out episodes until this process ends, or is taken for lost; what is unfinished then is cancelled.
 
         They continue when this call is cancelled, and a further call waits for the same end. At the notice of a
         preemption, unfinished tasks are given back, and the process ends, to be started elsewhere.
