@@ -6,6 +6,7 @@ of the simulation) record every execution. Fray itself writes nothing here.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
@@ -17,6 +18,9 @@ from fray.model.resources import Capacity, Demand
 from fray.model.restart_policy import JITTER
 from fray.model.specs import AttemptSpec, GangMember, JobSpec
 from fray.scheduler.jobs.retries import restarts_with
+
+CONTINUES_S = 0.1
+"""Seconds within which a node that was stopped for longer than its lease, and continues, ends its processes."""
 
 
 def secret_value(name: str) -> str:
@@ -122,6 +126,8 @@ class GroundTruth:
     """Machine and id of devices that an unauthorized process still holds."""
     stopped: set[str] = Factory(set)
     """Machines (and drivers, and the controller) whose processes are stopped now."""
+    continued_at: dict[str, float] = Factory(dict)
+    """Time at which each of them was continued last: what it does late by then, it could not do sooner."""
     offered: dict[str, Capacity] = Factory(dict)
     """Capacity of each machine, by name."""
     lost_from_store: set[AttemptId] = Factory(set)
@@ -203,10 +209,12 @@ class GroundTruth:
         """Check that no two generations live at once, and none starts after its successor.
 
         A process that is stopped for longer than the lease cannot end in time, but does nothing either;
-        `_check_not_replaced` checks that it does nothing when it continues.
+        `_check_not_replaced` checks that it does nothing when it continues, until its node ends it.
         """
         for old in self.of_job.get(new.job_id, ()):
-            if old.ended is None and old.generation != new.generation and old.machine not in self.stopped:
+            is_stopped = old.machine in self.stopped
+            is_stopped |= self.clock() < self.continued_at.get(old.machine, -math.inf) + CONTINUES_S
+            if old.ended is None and old.generation != new.generation and not is_stopped:
                 beside = f"{old.attempt_id} processes on {old.machine}"
                 self.breach("P5", f"{new.attempt_id} begins on {new.machine}, and {beside}")
             if old.generation > new.generation:

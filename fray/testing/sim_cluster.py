@@ -90,25 +90,22 @@ class ControllerKilled(StoreError):
 class Freezer:
     """Stops whole machines: their tasks are not run, even if woken, until `thaw`."""
 
-    def __init__(self, stopped: set[str], network: SimNetwork) -> None:
-        self._network = network
+    def __init__(self, truth: GroundTruth, network: SimNetwork) -> None:
+        self._truth, self._network = truth, network
         self._frozen: dict[str, list[Any]] = {}
-        self._stopped = stopped
-        self.thawed_at: dict[str, float] = {}
-        """Time at which each machine was continued last: what it does late by then, it could not do sooner."""
 
     def freeze(self, machine: str) -> None:
         """Stop a machine like SIGSTOP to every process."""
         self._frozen.setdefault(machine, [])
-        self._stopped.add(machine)
+        self._truth.stopped.add(machine)
         self._network.suspend(machine)
 
     def thaw(self, machine: str) -> None:
         """Continue a machine like SIGCONT: wake-ups of the meantime are delivered, late."""
-        self._stopped.discard(machine)
+        self._truth.stopped.discard(machine)
         self._network.resume(machine)
         if machine in self._frozen:
-            self.thawed_at[machine] = trio.current_time()
+            self._truth.continued_at[machine] = trio.current_time()
         for task in self._frozen.pop(machine, ()):
             task._runner.runq.append(task)
 
@@ -497,7 +494,7 @@ class SimCluster:
         nursery: trio.Nursery,
     ) -> None:
         self.seed, self.network, self.truth, self.rules, self.nursery = seed, network, truth, rules, nursery
-        self.freezer = Freezer(truth.stopped, network)
+        self.freezer = Freezer(truth, network)
         self.on_saved: Callable[[int, State], None] = lambda saves, state: None
         self.declared: tuple[NodeHello, ...] = ()
         if declares:

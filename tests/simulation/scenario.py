@@ -137,7 +137,7 @@ class _OperationContext:
         self.scenario.truth.repeatable.add(token)
 
     def continued_at(self) -> float:
-        return self.scenario.sim.freezer.thawed_at.get(self.driver.name, 0.0)
+        return self.scenario.truth.continued_at.get(self.driver.name, 0.0)
 
     def runs(self, token: str) -> int:
         return self.scenario.truth.times_run(token)

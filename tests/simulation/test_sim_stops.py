@@ -14,6 +14,7 @@ import trio.testing
 import fray
 from fray import Cluster
 from fray.model.resources import Capacity
+from fray.model.specs import EntryKind, JobSpec
 from fray.net.channel.dialer import AFTER_SUSPENSION_S
 from fray.scheduler.state.rows import SchedulerConfig
 from fray.testing.fakes import SimNetwork
@@ -83,6 +84,21 @@ def test_a_call_that_waited_for_a_stopped_actor_is_not_run_when_it_resumes() -> 
 def test_a_host_that_runs_old_calls_is_found(monkeypatch: Patch) -> None:
     monkeypatch.setattr("fray.runtime.actors.caller_session.STALE_S", float("inf"))
     assert any("buffered was executed" in text for text in run_scenario(call_while_it_is_stopped))
+
+
+@pytest.mark.parametrize(("since_s", "is_found"), [(0.01, False), (1.0, True)])
+def test_a_process_of_a_machine_that_continues_just_now_may_live_beside_its_successor(
+    since_s: float, is_found: bool
+) -> None:
+    # Seed 436 of tests/rl/actor_simulation.py; a defect of the simulator: the machine of the successor came back from a
+    # power cut at the moment at which the other one continued.
+    now = 0.0
+    truth = GroundTruth(lambda: now)
+    spec = JobSpec(job_id="a", name="a", namespace="n", entry=EntryKind.BINARY)
+    truth.began("a:0:0", "m0", spec, ())
+    truth.continued_at["m0"], now = 700.0, 700.0 + since_s
+    truth.began("a:1:0", "m1", spec, ())
+    assert bool(truth.breaches) is is_found
 
 
 def test_callers_reconnect_once_the_host_has_confirmed_its_lease() -> None:
