@@ -129,6 +129,8 @@ class NodeConnection:
         """Deadlines of attempts that wait for secrets that only their drivers know."""
         self._last_report: dict[AttemptId, ObservedAttempt] | None = None
         """Attempts that the node has reported on this channel; None before its full report."""
+        self._last_busy: dict[str, str] = {}
+        """Devices that its last report calls busy."""
         self._lost = False
         self._is_dead = False
         self._ended_by_peer = trio.Event()
@@ -238,7 +240,8 @@ class NodeConnection:
         # The channel has lost nothing, so the last report is still true, and the node will not repeat it: but the
         # scheduler, after the silence, waits for a full report before it places anything there.
         if self._last_report is not None:
-            self._post_report(ObservedState(full=True, observed=tuple(self._last_report.values())))
+            known = tuple(self._last_report.values())
+            self._post_report(ObservedState(full=True, observed=known, busy=self._last_busy))
 
     def on_end(self, error: FrayError) -> None:
         self.tunnels.on_lost(ConnectionFailed(f"node {self.node} has disconnected from the controller: {error}"))
@@ -303,6 +306,7 @@ class NodeConnection:
         self._context.inbox.post(event)
 
     def _remember_report(self, report: ObservedState) -> None:
+        self._last_busy = report.busy
         if report.full:
             self._last_report = {}
         if self._last_report is not None:
