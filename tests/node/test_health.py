@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from attrs import define, field
 from trio.testing import MockClock
 
@@ -355,6 +356,17 @@ async def test_a_path_is_asked_every_period_and_no_answer_within_one_is_a_bad_on
         message = "not healthy: GET /healthz on port 'http' failed 3 times in a row; last answer: 500"
         assert fake.failed == [(50.5, message)]
         assert [what for what, _ in fake.notes] == ["unwell", "well", "unwell"]
+
+
+async def test_a_path_is_asked_once_after_the_machine_was_suspended(mock_clock: MockClock) -> None:
+    fake = Fake(answers=["", "500", "500"])
+    check = HealthCheck(path="/healthz", period_s=10, failures=2, start_s=0)
+    async with monitored(fake, health=check):
+        await trio.testing.wait_all_tasks_blocked()
+        mock_clock.jump(300)
+        await trio.testing.wait_all_tasks_blocked()
+        assert fake.answers == ["500"], "the second question is due a period after the first"
+        assert fake.failed == []
 
 
 async def test_an_actor_that_says_it_is_unwell_and_one_that_says_nothing_fail_alike(autojump_clock: MockClock) -> None:

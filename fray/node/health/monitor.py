@@ -172,12 +172,11 @@ class HealthMonitor:
 
     async def _watch_path(self, attempt: _MonitoredAttempt, check: HealthCheck) -> None:
         """Check once per period, which is also the timeout of the answer."""
-        asked_at = trio.current_time()
         while True:
+            # When it is really asked: after a suspension of the machine, missed checks are not made up for at once.
+            asked_at = trio.current_time()
             await self._record_answer(attempt, await self._check_path_once(attempt, check))
-            # Never in the past: after a suspension of the machine, missed checks are not made up for at once.
-            asked_at = max(asked_at + check.period_s, trio.current_time())
-            await trio.sleep_until(asked_at)
+            await trio.sleep_until(asked_at + check.period_s)
 
     async def _check_path_once(self, attempt: _MonitoredAttempt, check: HealthCheck) -> str:
         """Return what was wrong; empty if nothing was."""
