@@ -338,8 +338,8 @@ async def machine_taken_away(target: FaultTarget, rng: random.Random, span_s: fl
     """Preempt a machine of the cloud."""
     cloud = target.sim.cloud
     name = cloud.preempt(rng) if cloud is not None else ""
-    if name:
-        with target.fault_history.trouble(name):
+    if cloud is not None and name:
+        with target.fault_history.trouble(*cloud.hosts(name)):
             await wait(span_s)
     return name
 

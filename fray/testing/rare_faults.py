@@ -22,6 +22,8 @@ TOKEN_READ_S = 2 * CHECK_S
 """Seconds in which a controller has read its token file."""
 DISK_TRIES_S = 3.0
 """Seconds between starts of a controller whose disk is full."""
+DRIFT = 0.01
+"""Largest drift of a clock, in seconds a second: 20 times that of a bad quartz."""
 GONE_FOR_S = 65.0
 """Seconds after its deletion from which on a machine in a list is really there again: lists lag behind by less."""
 
@@ -36,7 +38,7 @@ async def machine_deleted_outside(target: FaultTarget, rng: random.Random, span_
     on_their_way = [unit.name for unit in units if unit.phase is UnitPhase.SEEN]
     name = cloud.delete_outside(rng, draining or (on_their_way if rng.random() < 0.5 else ()))
     if name:
-        with target.fault_history.trouble(name):
+        with target.fault_history.trouble(*cloud.hosts(name)):
             await wait(span_s)
     return name
 
@@ -45,10 +47,23 @@ async def deleted_machine_is_back(target: FaultTarget, rng: random.Random, span_
     """List a deleted machine again, as a cloud whose deletion failed after it was accepted; no node runs on it."""
     cloud = target.sim.cloud
     name = cloud.bring_back(rng, GONE_FOR_S) if cloud is not None else ""
-    if name:
-        with target.fault_history.trouble(name):
+    if cloud is not None and name:
+        with target.fault_history.trouble(*cloud.hosts(name)):
             await wait(span_s)
     return name
+
+
+async def half_slices(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait) -> str:
+    """Bring up only one host of each slice, while the cloud works, has no lists, or does not even answer orders."""
+    cloud = target.sim.cloud
+    if cloud is None:
+        return ""
+    what = rng.choice(("works", "mute", "silent", "silent"))
+    with target.fault_history.trouble():
+        cloud.halves, cloud.mute, cloud.silent = True, what != "works", what == "silent"
+        await wait(span_s)
+        cloud.halves = cloud.mute = cloud.silent = False
+    return what
 
 
 async def unclear_answers(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait) -> str:
@@ -129,17 +144,19 @@ async def token_replaced(target: FaultTarget, rng: random.Random, span_s: float,
 
 
 async def clock_jumps(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait) -> str:
-    """Start the controller again, on a machine whose clock is an hour ahead of, or behind, that of the last."""
+    """Start the controller again, on a machine whose clock is an hour ahead of, or behind, that of the last, and
+    drifts."""
     controller = target.sim.controller
     if controller.running is None:
         return ""
-    jump_s = rng.choice((-3600.0, 3600.0))
+    jump_s, drift = rng.choice((-3600.0, 3600.0)), rng.uniform(-DRIFT, DRIFT)
     with target.fault_history.trouble(CONTROLLER):
         await controller.crash()
-        target.sim.clock_ahead_s += jump_s
+        target.sim.clock_jump_s += jump_s
+        target.sim.clock_drift = drift
         await wait(min(span_s, 10.0))
         await controller.start()
-    return f"by {jump_s:+.0f} s"
+    return f"by {jump_s:+.0f} s, and {drift:+.4f} s a second"
 
 
 async def older_release(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait) -> str:
@@ -179,6 +196,7 @@ RARE_FAULTS: Mapping[str, Fault] = {
     "machine deleted outside": machine_deleted_outside,
     "deleted machine is back": deleted_machine_is_back,
     "unclear answers": unclear_answers,
+    "half slices": half_slices,
     "machine moves": machine_moves,
     "store restored": store_restored,
     "full disk": full_disk,

@@ -6,7 +6,7 @@ It survives controllers, and its machines are machines of the simulated cluster:
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import trio
@@ -36,6 +36,10 @@ class CloudSite(Protocol):
     """Part of the simulated cluster that the cloud uses."""
 
     nursery: trio.Nursery
+
+    @property
+    def machines(self) -> Mapping[str, CloudHost]:
+        """Return its machines by name."""
 
     def add_machine(self, name: str, capacity: Capacity) -> CloudHost:
         """Add a machine, which does not run yet."""
@@ -84,6 +88,18 @@ GROUPS = (
         boot_timeout_s=60.0,
     ),
 )
+SLICES = GroupConfig(
+    name="pods",
+    provider=PROVIDER,
+    tpu="v4-16",
+    cpu=2,
+    memory="8GB",
+    max=2,
+    price_per_hour=2.0,
+    idle_s=15.0,
+    boot_timeout_s=60.0,
+)
+"""Group of slices of two hosts, in scenarios that have it."""
 TERMS = TenantPolicy(quota=Amounts(cpu_milli=2000), borrow=Amounts(cpu_milli=6000))
 """Tenant policy of every driver, each of which is a separate user."""
 SPEND_LIMIT_PER_HOUR = 13.0
@@ -93,10 +109,11 @@ DELETED_WITHIN_S = 10.0
 
 @define(eq=False)
 class CloudMachine:
-    """One machine of the cloud."""
+    """One machine of the cloud, or a slice with its hosts."""
 
     seen: SeenMachine
-    machine: CloudHost
+    hosts: Sequence[str]
+    """Names of its hosts."""
     made_at: float
     shown_at: float
     """Time from which lists contain it."""
@@ -117,6 +134,11 @@ class SimCloud:
     """Zones that refuse requests, with the error."""
     hangs: bool = False
     mute: bool = False
+    groups: Sequence[GroupConfig] = GROUPS
+    halves: bool = False
+    """Set while only the first host of a slice comes up."""
+    silent: bool = False
+    """Set while orders for machines are carried out, and not answered."""
     unclear: bool = False
     """Set while no order for a machine is answered, whether it is carried out or not."""
 
@@ -132,13 +154,17 @@ class SimCloud:
         if self.unclear and self.rng.random() < 0.5:
             raise ProviderError(ErrorKind.TRANSIENT, "the connection to the cloud was lost")
         self.made.append(request.name)
-        capacity = request.group.capacity(request.zone, request.name)
-        machine = self.site.add_machine(request.name, evolve(capacity, ports=PORTS))
-        seen = SeenMachine(request.name, request.group.name, request.zone, MachineState.CREATING)
+        group, name = request.group, request.name
+        hosts = [name] if group.hosts == 1 else [f"{name}-{number}" for number in range(group.hosts)]
+        for number, host in enumerate(hosts):
+            self.site.add_machine(host, evolve(group.capacity(request.zone, name, number), ports=PORTS))
+        seen = SeenMachine(name, group.name, request.zone, MachineState.CREATING, hosts=group.hosts)
         now = trio.current_time()
-        made = self.machines[request.name] = CloudMachine(seen, machine, now, now + self.rng.uniform(0, LAG_S))
+        made = self.machines[name] = CloudMachine(seen, hosts, now, now + self.rng.uniform(0, LAG_S))
         self.site.nursery.start_soon(self._bring_up, made)
         await self._call()
+        while self.silent:  # noqa: ASYNC110
+            await trio.sleep(1)
         if self.unclear:
             raise ProviderError(ErrorKind.TRANSIENT, "the connection to the cloud was lost")
 
@@ -147,7 +173,8 @@ class SimCloud:
         await trio.sleep(self.rng.uniform(*BOOT_S))
         if made.ended_at is None:
             made.seen = evolve(made.seen, state=MachineState.RUNNING)
-            made.machine.boot()
+            for host in made.hosts[:1] if self.halves else made.hosts:
+                self.site.machines[host].boot()
 
     async def delete(self, name: str, zone: str, group: str) -> None:
         await self._call()
@@ -160,7 +187,8 @@ class SimCloud:
         made.seen = evolve(made.seen, state=state)
         if made.ended_at is None:
             made.ended_at = trio.current_time()
-            self.site.remove_machine(made.seen.name)
+            for host in made.hosts:
+                self.site.remove_machine(host)
 
     async def list(self) -> Sequence[SeenMachine]:
         await self._call()
@@ -182,6 +210,10 @@ class SimCloud:
 
     def living(self) -> Sequence[CloudMachine]:
         return [machine for machine in self.machines.values() if machine.ended_at is None]
+
+    def hosts(self, name: str) -> Sequence[str]:
+        """Return the names of the hosts of a machine or slice; none for another name."""
+        return self.machines[name].hosts if name in self.machines else ()
 
     def preempt(self, rng: random.Random) -> str:
         """Preempt a machine; return its name, or "" if none is running."""
@@ -226,7 +258,7 @@ class SimCloud:
             if (unit is None or unit.phase.value == "gone") and now - machine.made_at > UNRECORDED_LIMIT_S and calm:
                 yield f"{machine.seen.name} exists, and the scheduler has no record of it"
         if calm:
-            for config in GROUPS:
+            for config in self.groups:
                 present = [machine.seen.name for machine in self.living() if machine.seen.group == config.name]
                 # A scenario without faults may end within the idle time of a machine that its last jobs have used.
                 since = state.now - config.idle_s - DELETED_WITHIN_S

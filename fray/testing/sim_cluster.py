@@ -32,6 +32,7 @@ from fray.errors import NodeNameInUse, StoreError
 from fray.model.ids import Namespace
 from fray.model.messages.client import Role
 from fray.model.messages.node import NodeHello
+from fray.model.policy.machine_groups import GroupConfig
 from fray.model.policy.policy import Policy
 from fray.model.resources import Capacity
 from fray.net.channel.versions import own_fields
@@ -52,6 +53,7 @@ from fray.testing.seed import Seed
 from fray.testing.sim_cloud import (
     GROUPS,
     PROVIDER,
+    SLICES,
     SPEND_LIMIT_PER_HOUR,
     TERMS,
     SimCloud,
@@ -506,8 +508,8 @@ class SimCluster:
         self.first_policy = self.policy
         self.provider_factories: Mapping[str, ProviderFactory] | None = None
         self.cloud: SimCloud | None = None
-        self.clock_ahead_s = 0.0
-        """Seconds by which the clock of the controller's machine is ahead of the scenario's."""
+        self.clock_jump_s, self.clock_drift = 0.0, 0.0
+        """Seconds by which the controller's machine has its clock set forward, and its seconds too many per second."""
         self.addresses: dict[str, str] = {}
         """IP address of each machine that has got another one."""
         self.older: set[str] = set()
@@ -518,11 +520,16 @@ class SimCluster:
         self.machines = {spec.name: SimMachine(self, spec.name, spec.capacity) for spec in machines}
         self.truth.slices = {spec.name: spec.capacity.attributes.get("slice", "") for spec in machines}
 
-    def open_cloud(self) -> None:
+    def open_cloud(self, groups: Sequence[GroupConfig]) -> None:
         """Enable machine groups, before the first start of the controller."""
-        cloud = self.cloud = SimCloud(self, self.seed.stream("cloud"))
-        self.policy = evolve(self.policy, groups=GROUPS, spend_limit_per_hour=SPEND_LIMIT_PER_HOUR)
+        cloud = self.cloud = SimCloud(self, self.seed.stream("cloud"), groups=groups)
+        self.policy = evolve(self.policy, groups=tuple(groups), spend_limit_per_hour=SPEND_LIMIT_PER_HOUR)
         self.provider_factories = {PROVIDER: lambda setting: cloud}
+
+    @property
+    def clock_ahead_s(self) -> float:
+        """Seconds by which the clock of the controller's machine is ahead of the scenario's."""
+        return self.clock_jump_s + self.clock_drift * trio.current_time()
 
     def controller_token(self) -> str | AcceptedTokens:
         """Return the token of a controller that starts."""
@@ -532,6 +539,7 @@ class SimCluster:
     def add_machine(self, name: str, capacity: Capacity) -> SimMachine:
         """Add a machine, which is not up yet."""
         machine = self.machines[name] = SimMachine(self, name, capacity)
+        self.truth.slices[name] = capacity.attributes.get("slice", "")
         return machine
 
     def remove_machine(self, name: str) -> None:
@@ -557,6 +565,7 @@ async def open_sim_cluster(
     open_store: Callable[[], Store] | None = None,
     watch: Watcher = lambda state, event, effects: None,
     cloud: bool = False,
+    slices: bool = False,
     policy: Policy | None = None,
     run_in_thread: Callable[..., Awaitable[Any]] | None = None,
     token_file: Path | None = None,
@@ -564,6 +573,7 @@ async def open_sim_cluster(
     """Run a cluster; everything in it is killed on exit.
 
     Args:
+        slices: the cloud has slices of several hosts, too.
         run_in_thread: takes the place of `trio.to_thread.run_sync`. Default: it is refused.
         token_file: file with `TOKEN`, which may be replaced. Default: the token stays.
     """
@@ -574,7 +584,7 @@ async def open_sim_cluster(
         sim.policy = policy or sim.policy
         sim.token_file = token_file
         if cloud:
-            sim.open_cloud()
+            sim.open_cloud((*GROUPS, SLICES) if slices else GROUPS)
         sim.first_policy = sim.policy
         with (
             sim.freezer.installed(),

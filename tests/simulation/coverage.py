@@ -40,7 +40,6 @@ _UNASKED = "its node was not asked to run it: its reports are ignored before the
 _RESERVED_ONLY = "only reserved attempts are begun with a stage, or withdrawn"
 _FIRST_LOSS = "only the first loss of a connection counts (`on_node_silent`)"
 _IN_ORDER = "a node reports the phases of an attempt in their order; the row refuses what a defective node sends"
-_HALF_A_SLICE = "only of a slice of several hosts, some of which have joined: the simulated cloud has single machines"
 _NO_PROCESS_WATCH = "only of a node on the controller's own machine, whose process is seen to end: not simulated"
 USES = ("lent CPUs", "relayed connection", "notice of a reservation")
 """Uses that no row or event shows, as counted in `GroundTruth.uses`."""
@@ -54,7 +53,6 @@ EXEMPT: Mapping[str, str] = {
     **{f"node: {phase} + lost connection": _FIRST_LOSS for phase in ("silent", "suspect", "lost")},
     "attempt: running + starting": _IN_ORDER,
     "attempt: stopping + running": _IN_ORDER,
-    **{f"unit: {phase} + closed": _HALF_A_SLICE for phase in ("wanted", "asked", "seen")},
     "node: lost + restarted": "a lost node is left out (`on_controller_start`)",
     **{f"node: {phase} + died": _NO_PROCESS_WATCH for phase in ("silent", "suspect", "lost")},
     "attempt ended: unschedulable": "an attempt has a place already",

@@ -24,6 +24,7 @@ def _plan(
     faults: Sequence[tuple[float, str, float]],
     *,
     cloud: bool = False,
+    slices: bool = False,
     drivers: int = 1,
 ) -> ScenarioPlan:
     """Return a plan on random machines: acts as (time, kind), faults as (time, kind, seconds)."""
@@ -36,6 +37,7 @@ def _plan(
         drivers=drivers,
         cloud=cloud,
         declares=cloud,
+        slices=slices,
         on_disk=False,
         terms={},
         acts=planned,
@@ -60,6 +62,15 @@ def _changing_cloud(rng: random.Random) -> ScenarioPlan:
     acts = [(at_s, rng.choice(jobs)) for at_s in _times(rng, 40, 300.0)]
     faults = [(at_s, rng.choice(kinds), draw_span_s(rng) / 4) for at_s in _times(rng, 24, 300.0, 15.0)]
     return _plan(rng, acts, faults, cloud=True, drivers=2)
+
+
+def _half_slices(rng: random.Random) -> ScenarioPlan:
+    """Slices are wanted, of which some hosts never come up; jobs without chips run on the others."""
+    begins_s = (10.0, 140.0, 270.0)
+    acts = [(at_s, rng.choice(("background job", "long batch", "crowd"))) for at_s in _times(rng, 30, 350.0)]
+    acts += [(at_s, "slice gang") for begin_s in begins_s for at_s in _times(rng, 10, begin_s + 25.0, begin_s)]
+    faults = [(begin_s, "half slices", rng.uniform(80.0, 110.0)) for begin_s in begins_s]
+    return _plan(rng, acts, faults, cloud=True, slices=True, drivers=2)
 
 
 def _moving_machines(rng: random.Random) -> ScenarioPlan:
@@ -133,6 +144,7 @@ def _other_clock(rng: random.Random) -> ScenarioPlan:
 
 DIRECTED: Mapping[str, Draw] = {
     "changing cloud": _changing_cloud,
+    "half slices": _half_slices,
     "restored store": _restored_store,
     "moving machines": _moving_machines,
     "hour of suspend": _hour_of_suspend,

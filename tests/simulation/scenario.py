@@ -436,6 +436,7 @@ async def simulate(
             watch=scenario.watch,
             token_file=token_file,
             cloud=plan.cloud,
+            slices=plan.slices,
             policy=evolve(SHARED, preemption=PREEMPTION, users=SHARED.users | dict(plan.terms)),
         ) as sim:
             scenario.sim, sim.on_saved = sim, scenario.saved

@@ -20,7 +20,7 @@ from fray.net.codec import from_json, to_json
 from tests.simulation.scenario_plans import PlannedAct, PlannedFault, ScenarioPlan
 
 TITLE = "fray scenario 1"
-_FLAGS = ("declares", "on_disk", "cloud")
+_FLAGS = ("declares", "on_disk", "cloud", "slices")
 
 
 class BadScenarioFile(Exception):

@@ -161,6 +161,8 @@ class ScenarioPlan:
     faults: tuple[PlannedFault, ...]
     cloud: bool = False
     """True: machines can be requested (`fray.testing.sim_cloud`)."""
+    slices: bool = False
+    """True: the cloud has slices of several hosts, too."""
     terms: Mapping[str, TenantPolicy] = Factory(dict)
     """Policy for the users, which are the drivers (``driver0``, …)."""
 

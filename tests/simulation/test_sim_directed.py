@@ -42,6 +42,13 @@ def test_a_restored_store_gives_up_attempts_of_each_phase() -> None:
     assert not counts["attempt: running + starting"], "what ended since the backup was started again"
 
 
+@pytest.mark.full
+def test_half_a_slice_is_given_up_in_each_phase_and_not_taken_from_its_jobs() -> None:
+    counts = [run("half slices", seed).coverage for seed in range(12)]
+    for phase in ("wanted", "asked", "seen"):
+        assert any(each[f"unit: {phase} + closed"] for each in counts), phase
+
+
 def test_an_attempt_that_ended_since_the_backup_is_not_started_again(monkeypatch: Patch) -> None:
     monkeypatch.setattr(NodeConnection, "_was_forgotten", lambda self, desired: False)
     assert run("restored store").coverage["attempt: running + starting"]
