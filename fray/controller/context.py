@@ -14,6 +14,7 @@ from fray.controller.audit_log import AuditLog
 from fray.controller.join_tokens import JoinTokens
 from fray.controller.log_cache import LogCache
 from fray.controller.metrics.attempt_metrics import AttemptMetricsStore
+from fray.controller.metrics.loop_delay import LoopDelayMeter
 from fray.controller.metrics.usage_history import UsageHistory
 from fray.controller.people import People
 from fray.controller.secret_store import SecretStore
@@ -75,6 +76,7 @@ class ControllerContext:
     log_cache: LogCache = field(factory=LogCache)
     attempt_metrics: AttemptMetricsStore = field(factory=AttemptMetricsStore)
     usage_history: UsageHistory = field(factory=UsageHistory)
+    loop_delay: LoopDelayMeter = field(factory=LoopDelayMeter)
     secrets: SecretStore = field(factory=SecretStore)
     env_vars: dict[str, str] = field(factory=dict)
     """Variables of every job."""

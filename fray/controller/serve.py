@@ -6,7 +6,7 @@ import logging
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,7 +81,8 @@ async def run_controller(
 
     Args:
         token: of the cluster; as `AcceptedTokens` it may be replaced while this runs.
-        clock: seconds since the epoch; default: anchored at the start, then as the monotonic clock.
+        clock: seconds since the epoch. Default: anchored at the start, then as the monotonic clock; the loop is that
+            of this controller alone then, and its delay is measured.
         rng: source of ids and keys; default: the system's.
         declared, declares_all_nodes: the nodes that will join; a request that fits none of them is refused as never
             schedulable.
@@ -100,6 +101,7 @@ async def run_controller(
         OSError, FrayError: cannot listen on an address.
     """
     rng = rng or random.SystemRandom()
+    has_own_loop = clock is None
     clock = clock or anchored_clock()
     context = _open_context(store, clock(), rng, rules, retention)
     clock = continued_clock(clock, context.state.now)
@@ -110,7 +112,8 @@ async def run_controller(
         context.join_tokens.pins = context.people.pins = lambda: authority.pins
     # Makes itself the context's inbox, which the gateway's connections post to.
     loop = Loop(context, clock)
-    with unwrap_single_error():
+    # In simulations, and in the loop of a driver, it would show what others do there.
+    with unwrap_single_error(), context.loop_delay.measuring() if has_own_loop else nullcontext():
         async with trio.open_nursery() as nursery:
             tokens = AcceptedTokens(lambda: (token,)) if isinstance(token, str) else token
             gateway = Gateway(context, tokens, nursery, rng)

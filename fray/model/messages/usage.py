@@ -93,6 +93,27 @@ class UsageSample:
 
 
 @frozen(kw_only=True)
+class LoopDelay:
+    """Delay of the controller's event loop since its start: what became ready waited at most so long for its turn."""
+
+    bounds_s: tuple[float, ...] = ()
+    """Upper bounds of the buckets in seconds; the last bucket has none."""
+    counts: tuple[int, ...] = ()
+    """Passes of the loop by their length, one bucket more than bounds."""
+    longest_s: float = 0.0
+    """Longest pass in seconds."""
+
+    def quantile_s(self, part: float) -> float:
+        """Return the upper bound of the bucket in which this part of the passes is reached; 0 without any pass."""
+        rest = part * sum(self.counts)
+        for bound_s, count in zip(self.bounds_s, self.counts, strict=False):
+            rest -= count
+            if rest <= 0:
+                return min(bound_s, self.longest_s)
+        return self.longest_s
+
+
+@frozen(kw_only=True)
 class UsageInfo:
     now: float
     """Scheduler time, in seconds since the epoch."""
@@ -103,3 +124,5 @@ class UsageInfo:
     """Users, lowest score first."""
     namespaces: tuple[TenantUsage, ...]
     samples: tuple[UsageSample, ...] = ()
+    loop_delay: LoopDelay = LoopDelay()
+    """Empty from a controller of an earlier release, and in simulations."""
