@@ -281,6 +281,8 @@ class Coordinator:
 
     async def save_record(self, directory: Location, facts: dict[str, Any]) -> None:
         """Write the state as it is now into a directory that becomes a checkpoint."""
+        # What a request for tasks has loaded that still waits: the entry would be read again after the record has it.
+        self._write()
         record = self._state.snapshot()
         if self._journal is not None:
             self._journal.begin(record)

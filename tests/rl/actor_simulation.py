@@ -68,7 +68,7 @@ RESTART_S = 1.0
 """Seconds after which a driver that was lost is started again."""
 UPDATE_S, WORK_S = (0.3, 4.0), (0.001, 0.03)
 """Seconds of an update, and of any other work in a thread."""
-ROLES = ("RolloutProcess", "InferenceServer", "TrainerProcess", "rl-main")
+ROLES = ("RolloutProcess", "InferenceServer", "TrainerProcess", "Coordinator")
 FAULTS: Mapping[str, int] = {
     "kill role": 8, "kill machine": 2, "power cut": 1, "stop machine": 2, "stop driver": 1, "stop controller": 1,
     "partition": 3, "cut off": 3, "break connections": 2, "crash controller": 1, "crash at save": 1, "slow link": 1,

@@ -10,7 +10,7 @@ import trio
 from attrs import evolve
 
 from fray.testing.seed import Trace
-from tests.rl.actor_simulation import PlannedFault, draw_plan, run_seed, summary
+from tests.rl.actor_simulation import ROLES, PlannedFault, draw_plan, run_seed, summary
 from tests.rl.simulated_model import solve
 
 BY_DEFAULT = 6
@@ -19,6 +19,9 @@ FOUND = (24, 163, 239, 273)
 """Seeds that found a defect: a trainer that is lost in the last save; two coordinators that wrote to one journal, also
 when the older one starts again; tasks of an answer that was lost."""
 MORE = [seed for seed in range(BY_DEFAULT, SEEDS) if seed not in FOUND]
+RANDOM_SEEDS = 10
+"""Seeds that are others each time, with ``--all``."""
+FIRST_RANDOM = 10_000
 
 
 @pytest.mark.parametrize(
@@ -28,6 +31,21 @@ def test_a_run_with_faults_keeps_every_promise(seed: int) -> None:
     result = run_seed(seed)
     assert not result.breaches, summary(result)
     assert result.happened["update"] >= 6, summary(result)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", range(RANDOM_SEEDS))
+def test_a_run_of_a_random_seed_keeps_every_promise(number: int, pytestconfig: pytest.Config) -> None:
+    first = FIRST_RANDOM + int(pytestconfig.getoption("hypothesis_seed")) % 1_000_000
+    test_a_run_with_faults_keeps_every_promise(first + number)
+
+
+def test_each_part_of_a_run_is_killed_by_the_faults_that_are_drawn() -> None:
+    plan = draw_plan(random.Random(0))
+    faults = tuple(PlannedFault(4.0 + 3 * number, f"kill {role}", 0.0, number) for number, role in enumerate(ROLES))
+    result = run_seed(0, plan=evolve(plan, faults=faults))
+    assert not result.breaches, summary(result)
+    assert {name for name in result.happened if name.startswith("kill ")} == {fault.kind for fault in faults}
 
 
 async def solve_late(task: dict[str, Any], llm: Any) -> Any:

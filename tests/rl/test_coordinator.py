@@ -258,6 +258,25 @@ async def test_a_lost_coordinator_continues_with_what_it_has_answered(autojump_c
     assert len(await run.take_tasks("w", 9)) == 4
 
 
+async def test_what_a_request_has_loaded_that_waits_is_counted_once_after_a_checkpoint(
+    autojump_clock: Any, tmp_path: Path
+) -> None:
+    # Seed 1075 of tests/rl/actor_simulation.py.
+    run, saved = coordinator(tmp_path / "journal"), tmp_path / "saved"
+    saved.mkdir()
+    grants = await run.take_tasks("w", 4)
+    with trio.move_on_after(1) as patience:
+        await run.take_tasks("w", 1)
+    assert patience.cancelled_caught
+    await run.save_record(saved, {})
+    await run.put_results([delivered(grants[0])])
+    assert (await run.status()).issued == 8
+    run = coordinator(tmp_path / "journal")
+    assert len(await run.take_tasks("w", 9)) == 3
+    status = await run.status()
+    assert (status.issued, status.open) == (8, 8)
+
+
 async def test_a_lost_trainer_continues_from_a_checkpoint_and_the_lost_one_is_refused(
     autojump_clock: Any, tmp_path: Path
 ) -> None:
