@@ -48,7 +48,10 @@ async def issue(options: argparse.Namespace) -> int:
     signed = certificates.issue_node(authority.current, node, certificates.make_request(key), now)
     write_atomically(options.out, key + signed)
     info = certificates.read_certificate(signed)
-    say([f"{options.out}: certificate of node {node} until {_date(info.not_after_s)}, with its key"])
+    if options.json:
+        say_json({"node": node, "file": str(options.out), "until": info.not_after_s})
+    else:
+        say([f"{options.out}: certificate of node {node} until {_date(info.not_after_s)}, with its key"])
     return 0
 
 

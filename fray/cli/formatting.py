@@ -8,30 +8,90 @@ from fray.errors import InvalidRequest
 
 CUT = "…"
 GAP = "  "
-LEAST = 6
-"""Minimum width of a truncated column."""
+LEAST = 16
+"""Width down to which a column is truncated; one of that width or less is not truncated at all."""
+NAMES = frozenset(
+    {
+        *("ID", "NAME", "JOB", "RUN", "NODE", "NAMESPACE", "USER", "OWNER", "GROUP", "MACHINE", "DEVICE", "ATTEMPT"),
+        *("KEY", "TARGET", "FROM", "MODEL", "SAMPLER", "WEIGHTS", "CHECKPOINT", "OUTPUT"),
+    }
+)
+"""Heads of columns that are copied into other commands: they are never truncated, but left out if there is no room."""
+COLORED = frozenset({"STATE", "STATUS", "PHASE", "OUTCOME"})
+"""Heads of columns whose first word has a color."""
+COLORS = {
+    **dict.fromkeys(("failed", "silent", "degraded", "refused:"), "red"),
+    **dict.fromkeys(("pending", "waiting", "starting", "creating", "restarting"), "yellow"),
+    **dict.fromkeys(("running", "succeeded", "alive", "ready", "held", "joined"), "green"),
+}
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
-    """Return the lines of a table, with columns as wide as their content. If that is more than ``width`` (None: no
-    limit), the widest columns are truncated.
+class Line(str):
+    """Line of a table.
+
+    Attributes:
+        parts: the line in parts, each with its color; empty: none.
+    """
+
+    __slots__ = ("parts",)
+    parts: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[str, str]]) -> Line:
+        line = cls("".join(text for text, _ in parts))
+        line.parts = tuple(parts)
+        return line
+
+
+def table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None, *, optional: Sequence[str] = ()
+) -> list[str]:
+    """Return the lines of a table (each a `Line`), with columns as wide as their content.
+
+    If that is more than ``width`` (None: no limit), the widest columns of text are truncated, then columns are left
+    out. `NAMES` are whole or absent, so that what is shown can be copied.
+
+    Args:
+        optional: heads of the columns that may be left out, the first one first. What is then still too wide, stays.
     """
     cells = [list(heads), *([_clean(cell) for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(heads))]
+    widths = {column: max(len(row[column]) for row in cells) for column in range(len(heads))}
     if width is not None:
-        widths = fitted(widths, width - len(GAP) * (len(widths) - 1))
-    return [GAP.join(_cell(text, room) for text, room in zip(row, widths, strict=True)).rstrip() for row in cells]
+        leaving = [heads.index(head) for head in optional if head in heads]
+        leaving.sort(key=lambda column: any(row[column] for row in cells[1:]))  # empty ones first
+        while not _fit(widths, {column for column in widths if heads[column] not in NAMES}, width) and leaving:
+            del widths[leaving.pop(0)]
+    return [_line(heads, row, widths, has_colors=number > 0) for number, row in enumerate(cells)]
 
 
-def fitted(widths: Sequence[int], room: int) -> list[int]:
-    """Return the widths, the widest reduced until they fit into ``room``, but none below `LEAST`."""
-    found = list(widths)
-    while sum(found) > room and max(found) > LEAST:
-        widest = found.index(max(found))
-        second = max((width for index, width in enumerate(found) if index != widest), default=LEAST)
-        over = sum(found) - room
-        found[widest] = max(LEAST, min(found[widest] - 1, max(found[widest] - over, second)))
-    return found
+def _fit(widths: dict[int, int], texts: set[int], width: int) -> bool:
+    """Truncate the columns of text, the widest first, if that makes the table fit; return whether it fits."""
+    over = sum(widths.values()) + len(GAP) * (len(widths) - 1) - width
+    if over > sum(max(0, widths[column] - LEAST) for column in texts):
+        return False
+    while over > 0:
+        widest = max(texts, key=lambda column: widths[column])
+        second = max((widths[column] for column in texts - {widest}), default=LEAST)
+        cut = min(over, max(1, widths[widest] - max(second, LEAST)))
+        widths[widest] -= cut
+        over -= cut
+    return True
+
+
+def _line(heads: Sequence[str], row: Sequence[str], widths: dict[int, int], *, has_colors: bool) -> Line:
+    parts: list[tuple[str, str]] = []
+    for column, room in widths.items():
+        text = _cell(row[column], room)
+        word = text.partition(" ")[0].rstrip(",")
+        color = COLORS.get(word, "") if has_colors and heads[column] in COLORED else ""
+        parts += [(GAP, "")] if parts else []
+        parts += [(text[: len(word)], color), (text[len(word) :], "")] if color else [(text, "")]
+    # Without spaces at the end, after which a terminal of that width would begin a new line.
+    while parts and not (text := parts[-1][0].rstrip()):
+        parts.pop()
+    if parts:
+        parts[-1] = (text, parts[-1][1])
+    return Line.of(parts)
 
 
 def _clean(text: str) -> str:

@@ -48,7 +48,8 @@ def group_table(found: Sequence[JobGroupInfo], now: float, max_width: int | None
         ]
         for info in found
     ]
-    return table(["NAME", "STATE", "TIME", "PLACE", "JOBS", "ID", "REASON"], cells, max_width)
+    heads = ["NAME", "STATE", "TIME", "PLACE", "JOBS", "ID", "REASON"]
+    return table(heads, cells, max_width, optional=("PLACE", "NAME", "JOBS", "TIME", "REASON"))
 
 
 def member_table(info: JobGroupInfo, max_width: int | None) -> list[str]:
@@ -64,4 +65,5 @@ def member_table(info: JobGroupInfo, max_width: int | None) -> list[str]:
         ]
         for each in info.members
     ]
-    return table(["JOB", "ROLE", "STAGE", "KIND", "STATE", "ID"], cells, max_width)
+    heads = ["JOB", "ROLE", "STAGE", "KIND", "STATE", "ID"]
+    return table(heads, cells, max_width, optional=("KIND", "STAGE", "JOB", "ROLE"))

@@ -13,6 +13,7 @@ import trio
 
 from fray.api.cluster import Cluster
 from fray.cli.formatting import (
+    CUT,
     fields,
     span,
     span_of,
@@ -28,7 +29,7 @@ from fray.cli.output import (
 from fray.cli.target import find, find_all, listed, namespace_of
 from fray.errors import DeadlineExceeded, InvalidRequest, NoSuchJob
 from fray.model import job_text
-from fray.model.ids import JobId, split_attempt
+from fray.model.ids import ANONYMOUS_PREFIX, JobId, split_attempt
 from fray.model.reservations import ReservationInfo
 from fray.model.specs import AttemptInfo, EndReason, JobInfo, JobState
 from fray.model.text import byte_size_text, signal_name
@@ -49,7 +50,7 @@ async def jobs(cluster: Cluster, options: argparse.Namespace) -> int:
         say_json(found)
         return 0
     rows = [(depth, info) for depth, info in tree(found)] if options.tree else [(0, info) for info in found]
-    say(job_table(rows, namespace == "*", now, width()))
+    say(job_table(rows, namespace == "*", now, width(), is_tree=options.tree))
     if options.limit and len(found) == options.limit:
         note(f"only the newest {options.limit} are shown; --limit 0 shows all")
     return 0
@@ -90,7 +91,12 @@ def tree(found: Sequence[JobInfo]) -> list[tuple[int, JobInfo]]:
 
 
 def job_table(
-    rows: Sequence[tuple[int, JobInfo]], with_namespace: bool, now: float, max_width: int | None
+    rows: Sequence[tuple[int, JobInfo]],
+    with_namespace: bool,
+    now: float,
+    max_width: int | None,
+    *,
+    is_tree: bool = False,
 ) -> list[str]:
     """Return one line per job."""
     grouped = any(info.job_group for _, info in rows)
@@ -107,7 +113,7 @@ def job_table(
     cells = []
     for depth, info in rows:
         name = f"{'  ' * depth}{info.name}"
-        namespace = [info.namespace] if with_namespace else []
+        namespace = [namespace_text(info.namespace, max_width)] if with_namespace else []
         cells.append(
             [
                 name,
@@ -120,7 +126,25 @@ def job_table(
                 why(info),
             ]
         )
-    return table(heads, cells, max_width)
+    # The id begins with the name; in a tree the name shows the depth.
+    optional = [
+        "NAMESPACE",
+        "GROUP",
+        "NODE",
+        *([] if is_tree else ["NAME"]),
+        "TIME",
+        "REASON",
+        *(["STATE"] if is_tree else []),
+    ]
+    return table(heads, cells, max_width, optional=optional)
+
+
+def namespace_text(namespace: str, max_width: int | None) -> str:
+    """Return a namespace for a table; on a terminal that of a driver without a namespace is shortened: what runs there
+    is chosen by ids.
+    """
+    is_short = max_width is None or not namespace.startswith(ANONYMOUS_PREFIX)
+    return namespace if is_short else namespace[: len(ANONYMOUS_PREFIX) + 4] + CUT
 
 
 def group_of(info: JobInfo) -> str:
@@ -214,7 +238,11 @@ def described(info: JobInfo, now: float, max_width: int | None) -> list[str]:
         rows = [_attempt_row(attempt, now) for attempt in info.attempts]
         lines += [
             "",
-            *table(*filled_columns(ATTEMPT_HEADS, rows), max_width),
+            *table(
+                *filled_columns(ATTEMPT_HEADS, rows),
+                max_width,
+                optional=("LEFT", "CPU", "MEMORY", "STARTED", "PID", "PROGRESS", "PEAK", "TIME"),
+            ),
         ]
     for attempt in info.attempts:
         if attempt.captured:

@@ -7,12 +7,12 @@ import sys
 
 from fray.api.cluster import Cluster
 from fray.cli.formatting import span_of
-from fray.cli.output import clock, note, plain
+from fray.cli.output import clock, has_colors, note, plain
 from fray.cli.target import find
 from fray.model.ids import split_attempt
 from fray.model.log_records import LogLine, LogLineKind
 from fray.model.specs import JobInfo
-from fray.model.text import plural, visible_text
+from fray.model.text import plural, visible_text, without_colors
 
 
 async def logs(cluster: Cluster, options: argparse.Namespace) -> int:
@@ -69,7 +69,9 @@ def print_log_line(line: LogLine, options: argparse.Namespace) -> None:
     name = f"({line.name}) " if options.tree else ""
     out = sys.stdout if line.stream == "out" else sys.stderr
     # As pagers do: programs and files get what was printed, a terminal only its colors.
-    text = line.text if options.raw or not out.isatty() else visible_text(line.text, colors=True)
+    text = line.text
+    if out.isatty() and not options.raw:
+        text = visible_text(text, colors=True) if has_colors(out) else visible_text(without_colors(text))
     out.write(f"{time}{name}{text}\n")
 
 

@@ -62,7 +62,7 @@ def group_table(groups: Sequence[GroupInfo], max_width: int | None) -> list[str]
         ]
         for group in groups
     ]
-    return table(heads, rows, max_width)
+    return table(heads, rows, max_width, optional=("UNIT", "PROVIDER", "PER HOUR", "LEAVING", "REQUESTED", "SEEN"))
 
 
 def problem_lines(group: GroupInfo) -> list[str]:
@@ -94,4 +94,5 @@ def machine_table(machines: Sequence[MachineInfo], max_width: int | None) -> lis
         ]
         for machine in machines
     ]
-    return table(heads, rows, max_width)
+    optional = ("PROVIDER STATE", "PER HOUR", "ATTEMPTS", "NODES", "ZONE", "REASON", "TIME")
+    return table(heads, rows, max_width, optional=optional)

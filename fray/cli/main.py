@@ -9,6 +9,7 @@ import argparse
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -19,6 +20,8 @@ USAGE = 2
 TIMED_OUT = 124
 INTERRUPTED = 128 + signal.SIGINT
 PIPE_CLOSED = 128 + signal.SIGPIPE
+WATCH_S = 2.0
+"""Pause of ``--watch``."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,20 +62,35 @@ def _run_and_report(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     import trio
 
+    from fray.cli.output import choose_colors, screen
     from fray.cli.target import open_target
     from fray.runtime.scope.interrupts import defer_sigint_in_fray_code
 
+    choose_colors(options.color or "auto")
+    watches = getattr(options, "watch", False)
     module, _, verb = options.verb.partition(":")
     run_verb = getattr(import_module(f"fray.cli.{module}"), verb)
     if options.opens == "a loop":
+        while watches:
+            with screen():
+                run_verb(options)
+            time.sleep(WATCH_S)
         return int(run_verb(options))
+
+    async def run_or_watch(*arguments: object) -> int:
+        while watches:
+            with screen():
+                await run_verb(*arguments)
+            await trio.sleep(WATCH_S)
+        return int(await run_verb(*arguments))
+
     if options.opens == "itself":
-        return int(trio.run(run_verb, options))
+        return int(trio.run(run_or_watch, options))
 
     async def within() -> int:
         with defer_sigint_in_fray_code():
             async with open_target(options) as cluster:
-                return int(await run_verb(cluster, options))
+                return await run_or_watch(cluster, options)
 
     return trio.run(within)
 

@@ -13,6 +13,7 @@ from fray.cli.formatting import (
     span,
     table,
 )
+from fray.cli.jobs import namespace_text
 from fray.cli.output import (
     clock,
     say,
@@ -53,7 +54,7 @@ def node_table(found: Sequence[NodeInfo], max_width: int | None) -> list[str]:
         ]
         for node in found
     ]
-    return table(heads, rows, max_width)
+    return table(heads, rows, max_width, optional=("ATTEMPTS", "ATTRIBUTES", "DEVICES", "MEMORY FREE", "CPU FREE"))
 
 
 def state_of(node: NodeInfo) -> str:
@@ -120,7 +121,7 @@ def described(node: NodeInfo, jobs: Sequence[JobInfo], now: float, max_width: in
         ]
     rows = [run_row(info, run, now) for info in jobs for run in info.members if run.node == node.name]
     if rows:
-        lines += ["", *table(["JOB", "ATTEMPT", "PID", "TIME", "MEMORY", "PROGRESS"], rows, max_width)]
+        lines += ["", *table(RUN_HEADS, rows, max_width, optional=("PROGRESS", "MEMORY", "JOB", "TIME"))]
     return lines if rows else [*lines, "", "nothing runs here"]
 
 
@@ -146,6 +147,9 @@ def device_row(node: NodeInfo, device: str) -> list[str]:
         return [device, "withheld", node.busy[device]]
     holder = node.granted.get(device, "")
     return [device, "used" if holder else "free", holder]
+
+
+RUN_HEADS = ("JOB", "ATTEMPT", "PID", "TIME", "MEMORY", "PROGRESS")
 
 
 def run_row(info: JobInfo, attempt: AttemptInfo, now: float) -> list[str]:
@@ -192,10 +196,11 @@ def actor_table(found: Sequence[ActorInfo], with_namespace: bool, max_width: int
             str(info.pid or ""),
             str(info.restarts),
             clock(info.started),
-            *([info.namespace] if with_namespace else []),
+            *([namespace_text(info.namespace, max_width)] if with_namespace else []),
             info.actor_id,
             info.reason,
         ]
         for info in found
     ]
-    return table(heads, rows, max_width)
+    optional = ("NAMESPACE", "RESTARTS", "PID", "SINCE", "NODE", "REASON", "NAME", "STATUS")
+    return table(heads, rows, max_width, optional=optional)

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from fray import __version__
-from fray.cli.parsing import Parser, Verbs, add_common, one_job, verb, verb_group
+from fray.cli.parsing import Parser, Verbs, add_common, add_watch, one_job, verb, verb_group
 from fray.cli.rl.options import add_rl
 from fray.cli.run_options import add_run, add_what_if
 from fray.cli.tinker.options import add_tinker
@@ -206,6 +206,7 @@ def _queue(verbs: Verbs) -> None:
 def _usage(verbs: Verbs) -> None:
     text = "show usage by user and namespace: shares now and over time, weights, quotas"
     parser = verb(verbs, "usage", "queue:usage", text, "  fray usage\n  fray usage --plot shares.svg")
+    add_watch(parser)
     parser.add_argument(
         "--plot", metavar="FILE", help="plot utilisation and shares since the controller's start: .svg, .png or .pdf"
     )
@@ -282,7 +283,9 @@ def _ca(verbs: Verbs) -> None:
         parser.add_argument(
             "--store", type=Path, default=Path(home) / "fray", metavar="DIR", help="of fray-controller (%(default)s)"
         )
-        parser.add_argument("--json", action="store_true", help="print JSON with stable keys")
+        parser.add_argument(
+            "--json", action="store_true", default=argparse.SUPPRESS, help="print JSON with stable keys"
+        )
         if name == "rotate":
             parser.add_argument("--finish", action="store_true", help="accept the previous one no longer")
         if name == "issue":
@@ -459,6 +462,7 @@ def _key(verbs: Verbs) -> None:
         "--token-file", type=Path, metavar="FILE", help="of fray-controller, if it was started with one"
     )
     rotate.add_argument("--finish", action="store_true", help="drop the previous token: what still uses it is cut off")
+    rotate.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON with stable keys")
 
 
 def _namespace(verbs: Verbs) -> None:
@@ -488,5 +492,6 @@ def _audit(verbs: Verbs) -> None:
         text,
         "  fray audit --since 1h\n  fray audit --json --limit 10000",
     )
+    add_watch(parser)
     parser.add_argument("--since", metavar="SPAN", help="only the last 10m, 2h, 1d")
     parser.add_argument("--limit", type=int, default=200, metavar="N", help="the newest N (default: 200)")

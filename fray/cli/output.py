@@ -2,34 +2,89 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from enum import Enum
 from typing import Any, TextIO
 
 import attrs
 
-from fray.model.text import visible_text
+from fray.cli.formatting import Line
+from fray.model.text import RESET, visible_text
 
 CLEAR = "\x1b[H\x1b[2J"
 """Clears a terminal."""
+COLOR_CODES = {"red": "\x1b[31m", "green": "\x1b[32m", "yellow": "\x1b[33m"}
+
+
+_color_choice = "auto"
+
+
+def choose_colors(choice: str) -> None:
+    """Set the value of ``--color`` for this process: ``auto``, ``always`` or ``never``."""
+    global _color_choice
+    _color_choice = choice
+
+
+def has_colors(stream: TextIO) -> bool:
+    """Return whether a stream gets colors: a terminal does, unless ``NO_COLOR`` is set (https://no-color.org)."""
+    if _color_choice != "auto":
+        return _color_choice == "always"
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def say(lines: Iterable[str]) -> None:
     """Print lines on standard output; on a terminal, control characters in them do nothing."""
+    colors = has_colors(sys.stdout)
     for line in lines:
-        sys.stdout.write(f"{safe_text(line, sys.stdout)}\n")
+        # Part by part, so that only Fray's own colors reach the terminal.
+        parts = line.parts if colors and isinstance(line, Line) else ((line, ""),)
+        text = "".join(_painted(safe_text(part, sys.stdout), color) for part, color in parts)
+        sys.stdout.write(f"{text}\n")
+
+
+def _painted(text: str, color: str) -> str:
+    return f"{COLOR_CODES[color]}{text}{RESET}" if color else text
 
 
 def say_screen(lines: Iterable[str]) -> None:
     """Print lines on standard output in place of what a terminal shows; elsewhere below what was printed."""
-    if sys.stdout.isatty():
-        sys.stdout.write(CLEAR)
-    say(lines)
+    with screen():
+        say(lines)
+
+
+class _Screen(io.StringIO):
+    """Output that is kept until it is shown at once."""
+
+    def __init__(self, shown_on: TextIO) -> None:
+        super().__init__()
+        self._shown_on = shown_on
+        self.notes: list[str] = []
+
+    def isatty(self) -> bool:
+        return self._shown_on.isatty()
+
+
+@contextmanager
+def screen() -> Iterator[None]:
+    """Print what the block prints in place of what a terminal shows; elsewhere below what was printed.
+
+    At once, after the block has got it: a terminal that is cleared first would be empty meanwhile. If the block raises,
+    nothing is printed.
+    """
+    out = sys.stdout
+    with redirect_stdout(_Screen(out)) as shown:
+        yield
+    out.write((CLEAR if out.isatty() else "") + shown.getvalue())
+    out.flush()
+    for text in shown.notes:
+        note(text)
 
 
 def safe_text(text: str, stream: TextIO) -> str:
@@ -44,6 +99,10 @@ def say_json(value: object) -> None:
 
 def note(text: str) -> None:
     """Print a message about the command, not part of its result, on standard error."""
+    if isinstance(sys.stdout, _Screen):
+        # Below the screen, which would clear it.
+        sys.stdout.notes.append(text)
+        return
     sys.stdout.flush()
     sys.stderr.write(f"fray: {safe_text(text, sys.stderr)}\n")
     sys.stderr.flush()

@@ -50,6 +50,8 @@ def verb(verbs: Verbs, name: str, runs: str, text: str, example: str, *, opens: 
     )
     parser.set_defaults(verb=runs, opens=opens, parser=parser)
     add_common(parser, default=argparse.SUPPRESS)
+    if text.startswith("list "):
+        add_watch(parser)
     return parser
 
 
@@ -68,6 +70,17 @@ def add_common(parser: Parser, **default: Any) -> None:
         "--namespace", metavar="NS", help="namespace of names (default: FRAY_NAMESPACE, else all)", **default
     )
     parser.add_argument("--json", action="store_true", help="print JSON with stable keys", **default)
+    parser.add_argument(
+        "--color",
+        choices=("auto", "always", "never"),
+        help="colors: on a terminal, unless NO_COLOR is set (default: auto)",
+        **default,
+    )
+
+
+def add_watch(parser: Parser) -> None:
+    """Add ``--watch``, which every verb that lists something has."""
+    parser.add_argument("--watch", "-w", action="store_true", help="print the list again every 2 s, until Ctrl-C")
 
 
 def verb_group(verbs: Verbs, name: str, text: str, example: str = "") -> Verbs:

@@ -11,6 +11,7 @@ from fray.cli.formatting import (
     span,
     table,
 )
+from fray.cli.jobs import namespace_text
 from fray.cli.output import (
     note,
     say,
@@ -47,7 +48,7 @@ def queue_table(found: QueueInfo, max_width: int | None) -> list[str]:
             entry.id,
             entry.kind,
             entry.user,
-            entry.namespace,
+            namespace_text(entry.namespace, max_width),
             entry.band,
             span(entry.waiting_s) if entry.kind != "growth" else "",
             entry.request,
@@ -57,7 +58,8 @@ def queue_table(found: QueueInfo, max_width: int | None) -> list[str]:
     ]
     users = ", ".join(f"{user or '(no user)'} {count}" for user, count in sorted(found.by_user.items()))
     more = f"{len(found.entries)} of {found.total} shown; " if len(found.entries) < found.total else ""
-    return [*table(heads, rows, max_width), "", f"{more}waiting by user: {users}"]
+    optional = ("NAMESPACE", "KIND", "BAND", "REASON", "REQUEST", "USER", "TIME")
+    return [*table(heads, rows, max_width, optional=optional), "", f"{more}waiting by user: {users}"]
 
 
 def _why(entry: QueueEntry) -> str:
@@ -73,7 +75,10 @@ async def usage(cluster: Cluster, options: argparse.Namespace) -> int:
         check_plot(options.plot)
         found = await cluster.usage(samples=True)
         plot(found, options.plot)
-        note(f"{len(found.samples)} samples plotted to {options.plot}")
+        if options.json:
+            say_json({"file": options.plot, "samples": len(found.samples)})
+        else:
+            note(f"{len(found.samples)} samples plotted to {options.plot}")
         return 0
     found = await cluster.usage()
     if options.json:
@@ -98,7 +103,8 @@ def described(found: UsageInfo, max_width: int | None) -> list[str]:
     # To a user, others are one line, but what they use of a namespace that is shared is not hidden.
     shown = {user.user for user in found.users}
     rows += [[tenant.user, *_row(tenant)[1:]] for tenant in found.namespaces if tenant.user not in shown]
-    return [*fields(totals), "", *(table(heads, rows, max_width) if rows else ["no usage yet"])]
+    optional = ("SCORE", "BORROWED", "MEAN", "WEIGHT", "LIMIT", "QUOTA", "WAITING")
+    return [*fields(totals), "", *(table(heads, rows, max_width, optional=optional) if rows else ["no usage yet"])]
 
 
 def _named(name: str) -> str:

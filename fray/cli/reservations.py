@@ -66,7 +66,7 @@ def reservation_table(found: Sequence[ReservationInfo], now: float, max_width: i
         ]
         for info in found
     ]
-    return table(heads, rows, max_width)
+    return table(heads, rows, max_width, optional=("PRIORITY", "USER", "JOBS", "EXPIRES IN", "REASON"))
 
 
 def units_text(info: ReservationInfo) -> str:
@@ -106,10 +106,11 @@ def described(info: ReservationInfo, now: float, max_width: int | None) -> list[
     )
     if info.units:
         rows = [[str(u.number), ", ".join(u.nodes), ", ".join(u.devices), "leaving" * u.leaving] for u in info.units]
-        lines += ["", *table(["UNIT", "NODE", "DEVICES", ""], rows, max_width)]
+        lines += ["", *table(["UNIT", "NODE", "DEVICES", ""], rows, max_width, optional=("", "DEVICES"))]
     if info.events:
         rows = [[clock(c.time), c.kind.value, str(c.unit or ""), ", ".join(c.nodes), c.text] for c in info.events]
-        lines += ["", *table(["TIME", "EVENT", "UNIT", "NODE", "REASON"], rows, max_width)]
+        heads = ["TIME", "EVENT", "UNIT", "NODE", "REASON"]
+        lines += ["", *table(heads, rows, max_width, optional=("UNIT", "NODE"))]
     return lines
 
 

@@ -110,6 +110,11 @@ def visible_text(text: str, *, colors: bool = False) -> str:
     return "".join(shown) + (RESET if len(parts) > 1 else "")
 
 
+def without_colors(text: str) -> str:
+    """Return a text without sequences that set colors."""
+    return _COLORS.sub("", text)
+
+
 RESET = "\x1b[0m"
 """Sequence that ends all colors of a terminal."""
 _COLORS = re.compile(r"(\x1b\[[0-9;:]*m)")

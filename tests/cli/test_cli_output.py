@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 from collections.abc import Iterator
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from attrs import evolve
 from fray.cli.formatting import span_of
 from fray.cli.jobs import advice, described, job_table, lasted, state_now
 from fray.cli.logs import print_log_line
-from fray.cli.main import print_error
+from fray.cli.main import main, print_error
 from fray.cli.nodes import described as node_described
 from fray.cli.nodes import node_table, state_of
 from fray.cli.options import parser_of
@@ -142,6 +144,23 @@ async def test_a_wait_of_the_command_is_reported_once_if_it_is_long(
         "fray: waits for the controller to answer",
         "fray: waits for the controller to end this session",
     ]
+
+
+def test_verbs_on_the_machine_of_a_controller_print_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "token").write_text("a-token-hard-to-guess")
+    store, out = f"--store={tmp_path}", str(tmp_path / "alpha.pem")
+
+    def printed(*words: str) -> Any:
+        assert main(words) == 0
+        return json.loads(capsys.readouterr().out)
+
+    authority = printed("ca", "init", store, "--json")
+    assert printed("--json", "ca", "show", store) == authority, "the option may come first"
+    issued = printed("ca", "issue", "alpha", store, "--out", out, "--json")
+    assert (issued["node"], issued["file"], Path(out).exists()) == ("alpha", out, True)
+    rotated = printed("key", "rotate-token", store, "--json")
+    assert (rotated["file"], rotated["finished"]) == (str(tmp_path / "token"), False)
+    assert printed("key", "rotate-token", store, "--finish", "--json")["finished"] is True
 
 
 # Control characters --------------------------------------------------------------------------------------------------

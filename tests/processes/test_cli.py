@@ -392,6 +392,37 @@ def test_a_terminal_is_asked_before_several_jobs_are_stopped(run: Fray, answer: 
     run("stop", "--prefix", "asked/", "--yes")
 
 
+def test_a_list_is_watched_on_a_terminal_until_ctrl_c(run: Fray) -> None:
+    terminal, inside = pty.openpty()
+    command = [sys.executable, "-m", "fray.cli", "jobs", "--watch", "--prefix", "watched/", "--limit", "1"]
+    environ = {**os.environ, "COLUMNS": "60", "TERM": "xterm", "NO_COLOR": ""}
+    process = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside, env=environ)
+    os.close(inside)
+
+    def read_until(screen: str) -> None:
+        """Read until a screen is shown that begins like this."""
+        shown = b""
+        while not re.search(rb"\x1b\[H\x1b\[2J" + screen.encode(), shown, re.DOTALL):
+            there, _, _ = select.select([terminal], [], [], 60)
+            assert there, shown
+            shown += os.read(terminal, 4096)
+        assert b"Traceback" not in shown
+
+    try:
+        read_until("NAME")
+        (job_id,) = run(*DETACHED, "watched/one", "--", "sleep", "1000").out.split()
+        note = "fray: only the newest 1 are shown"
+        read_until(rf"[^\x1b]+\x1b\[32mrunning\x1b\[0m[^\x1b]* {job_id}\s+{note}")
+        assert run("stop", "watched/one").code == 0
+        read_until(rf"[^\x1b]+stopped [^\x1b]* {job_id}")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 130
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+
+
 def test_jobs_are_filtered_by_user_machine_time_and_failure(run: Fray, jobs: dict[str, str]) -> None:
     def names(*options: str) -> list[str]:
         return sorted(info["name"] for info in run("jobs", "--namespace", "lab", *options, "--json").json)

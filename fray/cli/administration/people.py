@@ -103,13 +103,15 @@ async def list_users(cluster: Cluster, options: argparse.Namespace) -> int:
         say_json(found)
     else:
         rows = [[one.user, one.role, str(one.keys), clock(one.created_at), clock(one.seen_at)] for one in found]
-        say(table(["USER", "ROLE", "KEYS", "ADDED", "LAST SEEN"], rows, width()))
+        say(table(["USER", "ROLE", "KEYS", "ADDED", "LAST SEEN"], rows, width(), optional=("KEYS", "ADDED")))
     return 0
 
 
 async def remove_user(cluster: Cluster, options: argparse.Namespace) -> int:
     """Run ``fray user remove``."""
     await cluster.remove_user(options.user)
+    if options.json:
+        say_json({"user": options.user})
     return 0
 
 
@@ -119,7 +121,8 @@ async def list_keys(cluster: Cluster, options: argparse.Namespace) -> int:
     if options.json:
         say_json(found)
     else:
-        say(table(["KEY", "USER", "MACHINE", "MADE", "EXPIRES", "LAST SEEN"], list(map(_key_row, found)), width()))
+        heads = ["KEY", "USER", "MACHINE", "MADE", "EXPIRES", "LAST SEEN"]
+        say(table(heads, list(map(_key_row, found)), width(), optional=("MADE", "MACHINE", "LAST SEEN")))
     for user in await cluster.previous_token_users():
         note(f"the previous token of the cluster is used by {user}")
     return 0
@@ -173,5 +176,6 @@ async def audit(cluster: Cluster, options: argparse.Namespace) -> int:
             [clock(one.at), one.user, one.role, one.action, one.target, one.outcome, one.remote or one.key]
             for one in found
         ]
-        say(table(["TIME", "USER", "ROLE", "ACTION", "TARGET", "OUTCOME", "FROM"], rows, width()))
+        heads = ["TIME", "USER", "ROLE", "ACTION", "TARGET", "OUTCOME", "FROM"]
+        say(table(heads, rows, width(), optional=("ROLE", "FROM", "OUTCOME", "TIME")))
     return 0

@@ -6,7 +6,7 @@ import argparse
 import random
 from pathlib import Path
 
-from fray.cli.output import note, say
+from fray.cli.output import note, say, say_json
 from fray.controller import accepted_tokens
 
 
@@ -16,9 +16,15 @@ async def rotate_token(options: argparse.Namespace) -> int:
     within_s = accepted_tokens.CHECK_S
     if options.finish:
         accepted_tokens.drop_previous_token(file)
-        say([f"{file}: the previous token is dropped; the controller refuses it within {within_s:g} s"])
+        if options.json:
+            say_json({"file": str(file), "finished": True, "within_s": within_s})
+        else:
+            say([f"{file}: the previous token is dropped; the controller refuses it within {within_s:g} s"])
         return 0
     accepted_tokens.rotate_token(file, random.SystemRandom())
+    if options.json:
+        say_json({"file": str(file), "finished": False, "within_s": within_s})
+        return 0
     say([f"{file}: a new token, and the previous one; the controller accepts both within {within_s:g} s"])
     note("copy the file to nodes and drivers in place of their token file: it is read again, nothing is restarted")
     note("`fray key list` names what still uses the previous token; then: fray key rotate-token --finish")

@@ -196,7 +196,11 @@ async def ls(options: argparse.Namespace) -> int:
         [one["name"], _state_text(one), str(one.get("step", 0)), _reward_text(one["metrics"]), one["output"]]
         for one in found
     ]
-    say(table(["RUN", "STATE", "STEP", "REWARD", "OUTPUT"], rows, width()) if rows else ["no runs yet"])
+    say(
+        table(["RUN", "STATE", "STEP", "REWARD", "OUTPUT"], rows, width(), optional=("REWARD", "STEP"))
+        if rows
+        else ["no runs yet"]
+    )
     return 0
 
 

@@ -168,8 +168,10 @@ def _run_lines(status: dict[str, Any]) -> list[str]:
         for each in status["samplers"]
     ]
     heads = ["MODEL", "USER", "BASE", "RANK", "PLACE", "DONE", "WHY"]
-    lines = ["", *table(heads, models, width())] if models else []
-    return lines + (["", *table(["SAMPLER", "USER", "WEIGHTS", "PLACE", "WHY"], samplers, width())] if samplers else [])
+    optional = ["RANK", "DONE", "PLACE", "BASE", "USER", "WHY"]
+    lines = ["", *table(heads, models, width(), optional=optional)] if models else []
+    heads, optional = ["SAMPLER", "USER", "WEIGHTS", "PLACE", "WHY"], ["PLACE", "USER", "WHY", "WEIGHTS"]
+    return lines + (["", *table(heads, samplers, width(), optional=optional)] if samplers else [])
 
 
 def _checkpoint_lines(checkpoints: Sequence[dict[str, Any]]) -> list[str]:
@@ -180,7 +182,8 @@ def _checkpoint_lines(checkpoints: Sequence[dict[str, Any]]) -> list[str]:
         ]
         for each in checkpoints
     ]
-    return ["", *table(["CHECKPOINT", "USER", "SIZE", "CREATED", "EXPIRES"], rows, width())] if rows else []
+    heads, optional = ["CHECKPOINT", "USER", "SIZE", "CREATED", "EXPIRES"], ("CREATED", "USER", "SIZE", "EXPIRES")
+    return ["", *table(heads, rows, width(), optional=optional)] if rows else []
 
 
 def _user_lines(users: Sequence[dict[str, Any]]) -> list[str]:
@@ -209,4 +212,5 @@ def _job_lines(jobs: Sequence[dict[str, Any]]) -> list[str]:
         ]
         for job in jobs
     ]
-    return table(["JOB", "KIND", "STATE", "USER", "GPUS", "STEPS", "CREATED", "WHY"], rows, width())
+    heads = ["JOB", "KIND", "STATE", "USER", "GPUS", "STEPS", "CREATED", "WHY"]
+    return table(heads, rows, width(), optional=("GPUS", "CREATED", "KIND", "STEPS", "USER"))

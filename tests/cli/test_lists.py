@@ -1,0 +1,269 @@
+"""Lists on terminals of 60, 80 and 120 columns, their colors, and ``--watch``."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fray.cli import output
+from fray.cli.formatting import LEAST, NAMES, table
+from fray.cli.jobs import job_table, tree
+from fray.cli.logs import print_log_line
+from fray.cli.machines import group_table, machine_table
+from fray.cli.nodes import actor_table, node_table
+from fray.cli.options import parser_of
+from fray.cli.output import note, say, screen
+from fray.cli.queue import queue_table
+from fray.model.actors import ActorInfo, ActorStatus
+from fray.model.log_records import LogLine
+from fray.model.messages.client import NodeInfo
+from fray.model.messages.machine_groups import GroupInfo, MachineInfo
+from fray.model.messages.usage import QueueEntry, QueueInfo
+from fray.model.specs import AttemptInfo, JobInfo, JobState
+
+TRANSCRIPT = Path(__file__).parents[1] / "transcripts" / "terminal" / "lists.txt"
+WIDTHS = (60, 80, 120)
+NOW = 10_000.0
+ANONYMOUS = "anon-dc5f98679bf8"
+
+
+def job(job_id: str, state: JobState, namespace: str = "prod", node: str = "", **more: Any) -> JobInfo:
+    attempts = (AttemptInfo(attempt_id=f"{job_id}:0:0", node=node, start_time=9_000.0),) if node else ()
+    return JobInfo(
+        job_id=job_id,
+        name=job_id.rpartition("-")[0],
+        state=state,
+        namespace=namespace,
+        attempts=attempts,
+        launch_time=8_000.0,
+        start_time=9_000.0 if node else None,
+        **more,
+    )
+
+
+JOBS = [
+    job("prod/trainer-k3x9m2p4q5r6", JobState.RUNNING, node="gpu-7.lab.example"),
+    job("prod/trainer/rollouts-a2b3c4d5e6f7", JobState.RUNNING, node="cpu-12", parent="prod/trainer-k3x9m2p4q5r6"),
+    job(
+        "evaluate-z8y7x6w5v4u3",
+        JobState.FAILED,
+        ANONYMOUS,
+        "gpu-7.lab.example",
+        end_time=9_500.0,
+        error_message="exit code 1; last lines of stderr: FileNotFoundError: no such file: '/data/eval.jsonl'",
+    ),
+    job("sweep-m2n3p4q5r6s7", JobState.PENDING, reason="needs 8 gpu h100; gpu-7 has 0 of 8 free"),
+]
+NODES = [
+    NodeInfo(
+        name=name,
+        alive=alive,
+        cpu_milli=64_000,
+        cpu_milli_free=3_500,
+        memory_bytes=256 * 1024**3,
+        memory_bytes_free=12 * 1024**3,
+        standing=standing,
+        attributes={"zone": "europe-west4-a", "isolation": "pid-namespace", "memory_limit": "cgroup"},
+    )
+    for name, alive, standing in (
+        ("gpu-7.lab.example", True, ""),
+        ("gpu-8.lab.example", True, "draining"),
+        ("cpu-12", False, ""),
+    )
+]
+ACTORS = [
+    ActorInfo(
+        actor_id=f"policy/{role}-{token}", name=f"policy/{role}", namespace=space, status=status, node=node, pid=4711
+    )
+    for role, token, space, status, node in (
+        ("learner", "k3x9m2p4q5r6", "prod", ActorStatus.READY, "gpu-7.lab.example"),
+        ("sampler", "a2b3c4d5e6f7", ANONYMOUS, ActorStatus.RESTARTING, "cpu-12"),
+    )
+]
+QUEUE = QueueInfo(
+    total=1,
+    entries=(
+        QueueEntry(
+            id="sweep-m2n3p4q5r6s7",
+            kind="job",
+            position=1,
+            user="ada.lovelace@example.com",
+            namespace=ANONYMOUS,
+            band="interactive",
+            standing="within",
+            priority=0,
+            request="4 × 8 gpu h100, 16 CPUs, 64 GB memory",
+            waiting_s=125.0,
+            reason="needs 8 gpu h100; gpu-7 has 0 of 8 free",
+        ),
+    ),
+    by_user={"ada.lovelace@example.com": 1},
+)
+GROUPS = [
+    GroupInfo(name="v5e-spot", provider="gcp", kind="tpu v5litepod-16, 4 hosts", max=8, wanted=2, cost_per_hour=9.6)
+]
+MACHINES = [
+    MachineInfo(
+        name="fray-2c9a-v5e-spot-0017",
+        group="v5e-spot",
+        zone="europe-west4-b",
+        phase="asked",
+        age_s=75.0,
+        hosts=4,
+        reason="wanted by sweep-m2n3p4q5r6s7",
+        state="PROVISIONING",
+        provider_message="waiting for capacity in europe-west4-b",
+    )
+]
+
+
+def shown(width: int) -> Iterator[tuple[str, Sequence[str]]]:
+    """Each list with its command."""
+    yield "fray jobs", job_table([(0, info) for info in JOBS], True, NOW, width)
+    yield "fray jobs --tree --namespace prod", job_table(tree(JOBS[:2]), False, NOW, width, is_tree=True)
+    yield "fray nodes", node_table(NODES, width)
+    yield "fray actors", actor_table(ACTORS, True, width)
+    yield "fray queue", queue_table(QUEUE, width)
+    yield "fray machines", [*group_table(GROUPS, width), "", *machine_table(MACHINES, width)]
+
+
+def test_lists_are_as_in_the_transcript() -> None:
+    text = "".join(
+        f"$ {command}{' ' * (40 - len(command))}# {width} columns\n" + "".join(f"{line}\n" for line in lines) + "\n"
+        for width in WIDTHS
+        for command, lines in shown(width)
+    )
+    if os.environ.get("FRAY_WRITE_TRANSCRIPTS"):
+        TRANSCRIPT.write_text(text)
+    assert text == TRANSCRIPT.read_text()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_what_is_copied_is_shown_whole_and_lines_fit(width: int) -> None:
+    lists = dict(shown(width))
+    for command, lines in lists.items():
+        assert all(len(line) <= width for line in lines), command
+    assert all(any(info.job_id in line for line in lists["fray jobs"]) for info in JOBS)
+    assert all(any(node.name in line for line in lists["fray nodes"]) for node in NODES)
+    assert all(any(info.actor_id in line for line in lists["fray actors"]) for info in ACTORS)
+    assert any("sweep-m2n3p4q5r6s7 " in line for line in lists["fray queue"])
+    assert any("fray-2c9a-v5e-spot-0017 " in line for line in lists["fray machines"])
+
+
+def test_names_are_whole_or_absent_and_text_is_cut_first() -> None:
+    rows = [["a" * 30, "words " * 10]]
+    assert table(["ID", "REASON"], rows, 50)[1] == f"{'a' * 30}  words words words…"
+    assert table(["ID", "REASON"], rows, 40, optional=("REASON",)) == ["ID", "a" * 30]
+    # Nothing may be left out: the line is longer than the terminal, and the id can still be copied.
+    assert "a" * 30 in table(["ID", "REASON"], rows, 40)[1]
+    assert {"ID", "KEY", "NODE"} <= NAMES
+    assert len(table(["REASON"], [["x" * 99]], LEAST)[1]) == LEAST
+
+
+def test_outside_a_terminal_nothing_is_cut_or_left_out() -> None:
+    lines = job_table([(0, info) for info in JOBS], True, NOW, None)
+    assert lines[0].split() == ["NAME", "STATE", "TIME", "NODE", "NAMESPACE", "ID", "REASON"]
+    assert ANONYMOUS in lines[3]
+    assert lines[3].endswith("'/data/eval.jsonl'")
+
+
+# Colors --------------------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Function that prints the list of jobs on a stream, with ``--color``."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+
+    def printed(stream: io.StringIO, choice: str = "auto") -> str:
+        monkeypatch.setattr("sys.stdout", stream)
+        output.choose_colors(choice)
+        say(job_table([(0, info) for info in JOBS], True, NOW, 120))
+        return stream.getvalue()
+
+    yield printed
+    output.choose_colors("auto")
+
+
+def test_states_have_colors_on_a_terminal_alone(printed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "\x1b[32mrunning\x1b[0m" in printed(Terminal())
+    assert "\x1b[31mfailed\x1b[0m" in printed(Terminal())
+    assert "\x1b" not in printed(io.StringIO())
+    assert "\x1b[33mpending\x1b[0m" in printed(io.StringIO(), "always")
+    assert "\x1b" not in printed(Terminal(), "never")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in printed(Terminal())
+    assert "\x1b[31mfailed" in printed(Terminal(), "always"), "the option counts more"
+    monkeypatch.setenv("NO_COLOR", "")
+    monkeypatch.setenv("TERM", "dumb")
+    assert "\x1b" not in printed(Terminal())
+
+
+def test_colors_of_a_message_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    say(table(["STATE", "REASON"], [["failed", "\x1b[32mfine\x1b[0m"]]))
+    assert terminal.getvalue().splitlines()[1] == "\x1b[31mfailed\x1b[0m  ^[[32mfine^[[0m"
+
+
+def test_a_terminal_without_colors_gets_logs_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = LogLine(
+        time=1.0, stream="out", text="\x1b[31mred\x1b[0m\x07", attempt_id="j:0:0", job_id="j", name="j", number=0
+    )
+    options = argparse.Namespace(json=False, times=False, tree=False, raw=False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    for stream, expected in ((Terminal(), "red^G\n"), (io.StringIO(), "\x1b[31mred\x1b[0m\x07\n")):
+        monkeypatch.setattr("sys.stdout", stream)
+        print_log_line(line, options)
+        assert stream.getvalue() == expected
+
+
+# Watching ------------------------------------------------------------------------------------------------------------
+
+
+def commands(parser: argparse.ArgumentParser, words: str = "fray") -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Each verb with its parser."""
+    below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not below:
+        yield words, parser
+    for action in below:
+        for name, command in action.choices.items():
+            yield from commands(command, f"{words} {name}")
+
+
+def test_every_verb_has_json_and_every_list_can_be_watched() -> None:
+    found = dict(commands(parser_of()))
+    assert [words for words, parser in found.items() if "--json" not in parser._option_string_actions] == []
+    lists = {words for words, parser in found.items() if "--watch" in parser._option_string_actions}
+    assert lists == {
+        *("fray jobs", "fray groups", "fray events", "fray queue", "fray usage", "fray nodes", "fray machines"),
+        *("fray reservations", "fray actors", "fray user list", "fray key list", "fray namespace list", "fray audit"),
+        *("fray rl ls", "fray tinker ls", "fray tinker key list"),
+    }
+
+
+def test_a_screen_is_shown_at_once_with_its_notes_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stream, clear in ((Terminal(), "\x1b[H\x1b[2J"), (io.StringIO(), "")):
+        monkeypatch.setattr("sys.stdout", stream)
+        monkeypatch.setattr("sys.stderr", stream)
+        with screen():
+            note("only the newest 2 are shown")
+            say(["one", "two"])
+            assert stream.getvalue() == "", "it is not shown in pieces"
+            assert sys.stdout.isatty() == stream.isatty()
+        assert stream.getvalue() == f"{clear}one\ntwo\nfray: only the newest 2 are shown\n"
