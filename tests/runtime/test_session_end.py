@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fray.errors import SessionEnded
+import pytest
+
+from fray.errors import SessionEnded, Unauthorized
 from fray.model.messages.client import ClientHello, Role
 from fray.runtime.controller_client.client import ControllerClient
 
@@ -24,3 +26,10 @@ def test_a_session_that_its_own_process_ends_fails_no_call() -> None:
     client.is_closing = True
     client.on_end(SessionEnded("driver left"))
     assert order == []
+
+
+@pytest.mark.parametrize(("role", "seen"), [(Role.JOB, SessionEnded), (Role.DRIVER, Unauthorized)])
+def test_the_key_of_a_process_is_refused_when_its_attempt_was_given_up(role: Role, seen: type[Exception]) -> None:
+    client = ControllerClient(ClientHello(session="session-1", role=role))
+    client.on_end(Unauthorized("the key is not accepted: check the token", key_refused=True))
+    assert type(client.ended) is seen

@@ -14,7 +14,7 @@ from typing import Any
 import trio
 from attrs import evolve
 
-from fray.errors import ChannelClosed, FrayError, Unauthorized, Unreachable
+from fray.errors import ChannelClosed, FrayError, SessionEnded, Unauthorized, Unreachable
 from fray.model.ids import JobId
 from fray.model.messages.client import (
     ClientHello,
@@ -141,6 +141,10 @@ class ControllerClient:
         self.names.is_away = is_silent
 
     def on_end(self, error: FrayError) -> None:
+        if self.hello.role is Role.JOB and error.details.get("key_refused"):
+            # Its key counts while its attempt does. `Unauthorized` would reach its callers, whose keys are right.
+            reason = "the controller has given up the attempt of this process, and accepts its key no longer"
+            error = SessionEnded(reason, session=self.hello.session, reason=reason)
         # All waiters are woken: nothing that waits for this session may outlive it (P3).
         self.ended = error
         if not self.is_closing:
