@@ -14,7 +14,7 @@ PARALLEL := -n $(TEST_WORKERS) --dist loadgroup
 RL_WORKERS ?= $(shell echo $$(( $(TEST_WORKERS) + 1 )))
 RL_PARALLEL := -n $(RL_WORKERS) --dist loadgroup
 
-.PHONY: help demo test test-all test-more venv-rl test-rl test-tinker test-marin network lint docs campaign bench peers clean constraints venv
+.PHONY: help demo test test-all test-more venv-rl test-rl test-tinker test-marin network lint docs campaign mutants bench peers clean constraints venv
 
 help:
 	@echo "make demo [ARGS='--compare --kill-worker --json report.json'] the main job: copies in the standard library"
@@ -27,6 +27,7 @@ help:
 	@echo "make network [ARGS='-k relay']                                hosts as namespaces, cut, reset, rebooted (needs root; see tests/network)"
 	@echo "make docs                                                     the pages and a reference of everything public, in build/docs"
 	@echo "make campaign                                                 1,000 seeds, 1,000 deaths, 300 kills, 10 minutes of load, 100 network faults, fuzzers, all tests with each Python"
+	@echo "make mutants [ARGS='--only busy']                               deliberate bugs, and the seeds of the simulation that find them"
 	@echo "make lint                                                     lint and types alone"
 	@echo "make bench                                                    calls, sync APIs, streams, arrays, tasks, actors, light actors, start-up"
 	@echo "make peers                                                    .venv-peers: Ray, xoscar and Dask, to compare with (500 MB)"
@@ -143,6 +144,10 @@ campaign: venv
 	@tools/venv tinker-0.38
 	@.venv-rl/bin/python -m bench.faults.tinker_kills --kills 200
 	@$(PY) -m bench.soak --minutes 10
+
+# Deliberate bugs, and within how many seeds of the simulation each is found.
+mutants: venv
+	@$(PY) -m tests.simulation.mutants $(ARGS)
 
 clean:
 	rm -rf .venv .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

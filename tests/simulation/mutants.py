@@ -1,0 +1,165 @@
+"""Deliberate bugs in the core of Fray, and within how many seeds the random scenarios find each.
+
+A bug is a patch of one function: a piece of its source, and what takes its place. A patch whose piece is no longer
+there fails by its name: what is not in the code is neither found nor missed.
+
+``python -m tests.simulation.mutants`` prints the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from attrs import frozen
+
+from tests.simulation.directed_plans import draw_directed
+from tests.simulation.run import run_seed
+
+SEEDS = 24
+"""Seeds within which a bug must be found."""
+
+
+class PatchDoesNotApply(Exception):
+    """The function of a deliberate bug is gone, or has changed."""
+
+
+@frozen
+class Mutant:
+    """One deliberate bug."""
+
+    where: str
+    """Function, as ``module:name`` or ``module:Class.name``."""
+    old: str
+    """Piece of its source, which is in it once."""
+    new: str
+    directed: str = ""
+    """Directed scenario that has to find it. Default: the random ones."""
+
+
+_TRANSITIONS = "fray.scheduler.jobs.transitions"
+MUTANTS: Mapping[str, Mutant] = {
+    "children of an ended attempt are forgotten": Mutant(
+        f"{_TRANSITIONS}:_release_attempt",
+        "    stop_owned(state, out, attempt.attempt_id,",
+        "    (lambda *given: None)(",
+    ),
+    "names outlive their process": Mutant(
+        f"{_TRANSITIONS}:_release_attempt",
+        "if attempt.attempt_id in state.registrations_by_incarnation:",
+        "if False:",
+    ),
+    "a success does not free its generation": Mutant(
+        f"{_TRANSITIONS}:_apply_attempt_end", "        _succeed(state, out, job)", "        pass"
+    ),
+    "missing attempts are not given up": Mutant(
+        f"{_TRANSITIONS}:reconcile_missing_attempt",
+        "if next_phase(ATTEMPT_TABLE, attempt.phase, AttemptObservation.ABSENT) is AttemptPhase.ENDED:",
+        "if False:",
+        directed="restored store",
+    ),
+    "busy devices are given to jobs": Mutant(
+        "fray.scheduler.nodes.nodes:on_node_reported", "if is_latest and node.busy != report.busy:", "if False:"
+    ),
+    "a lost node keeps its attempts": Mutant(
+        "fray.scheduler.nodes.nodes:_give_up", "        if attempt.living:", "        if False:"
+    ),
+    "a restarted node's attempts live on": Mutant(
+        "fray.scheduler.nodes.nodes:on_node_joined",
+        '_give_up(state, out, node, f"the node {node.name} was restarted", last_seen_at(state, node))',
+        "pass",
+    ),
+    "a node ignores orders to stop": Mutant(
+        "fray.node.reconcile:_act_on_observed", "return Stop(observed.attempt_id, desired.notice_s)", "return None"
+    ),
+    "a node ends nothing that is not desired": Mutant(
+        "fray.node.reconcile:_act_on_observed",
+        "if observed.phase is Phase.ENDED else Kill(observed.attempt_id)",
+        "if observed.phase is Phase.ENDED else None",
+    ),
+    "the maximum of a machine group is ignored": Mutant(
+        "fray.scheduler.autoscaler.plan:_close_surplus", "if len(units) <= most:", "if True:"
+    ),
+    "idle machines stay": Mutant(
+        "fray.scheduler.autoscaler.plan:_delete_idle", "if idle_s >= config.idle_s:", "if False:"
+    ),
+}
+
+
+def _function(name: str, mutant: Mutant) -> Callable[..., Any]:
+    module, _, path = mutant.where.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise PatchDoesNotApply(f"the deliberate bug {name!r} no longer applies: {error}") from None
+    return found  # type: ignore[no-any-return]
+
+
+@contextmanager
+def applied(name: str, mutant: Mutant) -> Iterator[None]:
+    """Have the bug while entered.
+
+    Raises:
+        PatchDoesNotApply: its function is gone, or does not have its piece of source exactly once.
+    """
+    function = _function(name, mutant)
+    source = textwrap.dedent(inspect.getsource(function))
+    count = source.count(mutant.old)
+    if count != 1:
+        raise PatchDoesNotApply(
+            f"the deliberate bug {name!r} no longer applies: {mutant.where} has {count} times {mutant.old.strip()!r}"
+        )
+    text = "from __future__ import annotations\n" + source.replace(mutant.old, mutant.new)
+    names: dict[str, Any] = {}
+    exec(compile(text, "<mutant>", "exec"), names)
+    before = function.__code__
+    # The code and not the function: other modules have imported it by name.
+    function.__code__ = names[function.__name__].__code__
+    try:
+        yield
+    finally:
+        function.__code__ = before
+
+
+def first_seed(name: str, mutant: Mutant, seeds: Sequence[int]) -> tuple[int, str] | None:
+    """Return how many seeds it took to find the bug, and the violation; None: it was not found."""
+    with applied(name, mutant):
+        for count, seed in enumerate(seeds, start=1):
+            plan = draw_directed(seed, mutant.directed) if mutant.directed else None
+            breaches = run_seed(seed, plan=plan).breaches
+            if breaches:
+                return count, str(breaches[0]).partition("\n")[0]
+    return None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table; return 1 if a bug was not found, 2 if a patch does not apply."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.mutants", description=__doc__)
+    parser.add_argument("--only", metavar="WORD", default="", help="only those with this in their name")
+    parser.add_argument("--first", type=int, default=0, help="first seed (default: 0)")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="seeds to try (default: %(default)s)")
+    options = parser.parse_args(argv)
+    missed = 0
+    for name, mutant in MUTANTS.items():
+        if options.only not in name:
+            continue
+        try:
+            found = first_seed(name, mutant, range(options.first, options.first + options.seeds))
+        except PatchDoesNotApply as error:
+            print(error, file=sys.stderr)
+            return 2
+        missed += found is None
+        print(f"{name}: " + (f"seed {found[0]}: {found[1][:160]}" if found else "not found"), flush=True)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
