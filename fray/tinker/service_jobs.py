@@ -187,6 +187,13 @@ class ServiceJobs:
         user = user_of_key({**self.users, "": self._operator}, key)
         return user if user is None or self._is_user(user.user_id) else None
 
+    def key_hash_of(self, user_id: str) -> str | None:
+        """Return the hash of a user's key, empty where none is required; None: it was revoked, or she was removed."""
+        user = self.users.get(user_id)
+        if user is None:
+            return ""
+        return user.key_hash if user.key_hash and self._is_user(user_id) else None
+
     def _is_user(self, user_id: str) -> bool:
         """Return whether a user has not been removed from the cluster."""
         user = self.users.get(user_id)

@@ -32,8 +32,10 @@ PATH = "tinker://a:train:0/weights/x"
 
 
 @asynccontextmanager
-async def serving(directory: Path) -> AsyncIterator[tuple[TinkerRuns, httpx.AsyncClient]]:
-    """Serve addresses of one checkpoint: ``/url?user=ada`` returns one."""
+async def serving(
+    directory: Path, keys: dict[str, str] | None = None
+) -> AsyncIterator[tuple[TinkerRuns, httpx.AsyncClient]]:
+    """Serve addresses of one checkpoint: ``/url?user=ada`` returns one. ``keys``: hashes of the keys of users."""
     plan = AdapterPlan({"tiny": rl.TinyLlama()}, directory / "engines")
     saved = plan.directory_of("tiny") / "a.train.0/weights/x"
     saved.mkdir(parents=True)
@@ -43,7 +45,7 @@ async def serving(directory: Path) -> AsyncIterator[tuple[TinkerRuns, httpx.Asyn
     store = TinkerStore(directory)
     runs = TinkerRuns(store, plan)
     runs.checkpoints[PATH] = TinkerCheckpoint(PATH, "ada", "a:train:0", "tiny", {}, "a.train.0/weights/x", 1, 5.0)
-    addresses = Downloads(runs)
+    addresses = Downloads(runs, ({"ada": "1", "eve": "2"} if keys is None else keys).get)
 
     async def url(request: Request) -> Response:
         found = addresses.url(request, request.query_params["user"], runs.checkpoints[PATH])
@@ -102,3 +104,19 @@ async def test_an_address_that_was_changed_is_old_or_anothers_is_refused(
         assert "has no file adapter_config.json: No such file" in await refusal(address)
         del runs.checkpoints[PATH]
         assert await refusal(address) == f"there is no checkpoint '{PATH}' any more"
+
+
+async def test_an_address_ends_with_the_key_of_its_user(tmp_path: Path) -> None:
+    keys = {"ada": "first"}
+    async with serving(tmp_path, keys) as (_, client):
+        address = (await client.get("/url?user=ada")).json()["url"]
+        assert (await client.get(address)).status_code == 200
+        del keys["ada"]
+        refused = await client.get(address)
+        assert (refused.status_code, refused.json()["detail"]) == (
+            404,
+            "this address has ended with the key of its user",
+        )
+        keys["ada"] = "second"
+        assert (await client.get(address)).status_code == 404
+        assert (await client.get((await client.get("/url?user=ada")).json()["url"])).status_code == 200

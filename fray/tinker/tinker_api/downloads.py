@@ -9,7 +9,7 @@ import json
 import secrets
 import tarfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -43,28 +43,31 @@ class Download:
         user_id: who asked for the address.
         file: one of `FILES`; empty: a tar of all.
         until: Unix time at which it expires.
+        key_mark: of the user's key then.
     """
 
     checkpoint: str
     user_id: str
     file: str
     until: int
+    key_mark: str
 
 
 class Downloads:
-    """Signed addresses; they are valid until they expire or the service is started again.
+    """Signed addresses; they are valid until they expire, the key of their user ends, or the service is started again.
 
     Args:
         runs: state of the Tinker API.
+        key_hash_of: returns the hash of the key of a user id; None: she has none any more.
     """
 
-    def __init__(self, runs: TinkerRuns) -> None:
-        self._runs, self._key = runs, secrets.token_bytes(32)
+    def __init__(self, runs: TinkerRuns, key_hash_of: Callable[[str], str | None]) -> None:
+        self._runs, self._key_hash_of, self._key = runs, key_hash_of, secrets.token_bytes(32)
 
     def url(self, request: Request, user_id: str, checkpoint: TinkerCheckpoint, file: str = "") -> tuple[str, str]:
         """Return an address, by the name under which the client reaches the service, and when it expires (ISO 8601)."""
         until = int(time.time() + URL_S)
-        content = json.dumps([checkpoint.id, user_id, file, until]).encode()
+        content = json.dumps([checkpoint.id, user_id, file, until, self._key_mark(user_id)]).encode()
         token = base64.urlsafe_b64encode(content).decode().rstrip("=")
         base = str(request.base_url).rstrip("/")
         name = file or "checkpoint.tar"
@@ -82,6 +85,11 @@ class Downloads:
     def _signature(self, content: bytes) -> str:
         return hmac.new(self._key, content, hashlib.sha256).hexdigest()
 
+    def _key_mark(self, user_id: str) -> str:
+        """Return what is other for each key of a user; empty: she has none any more."""
+        key_hash = self._key_hash_of(user_id)
+        return "" if key_hash is None else self._signature(f"key {key_hash}".encode())
+
     def _of_token(self, token: str) -> Download:
         text, _, signature = token.rpartition(".")
         try:
@@ -93,6 +101,8 @@ class Downloads:
         wanted = Download(*json.loads(content))
         if wanted.until <= time.time():
             raise NotFound(f"this address has expired: it was valid for {URL_S:g} s; ask for another")
+        if not wanted.key_mark or self._key_mark(wanted.user_id) != wanted.key_mark:
+            raise NotFound("this address has ended with the key of its user")
         return wanted
 
     async def _answer(self, wanted: Download) -> Response:
