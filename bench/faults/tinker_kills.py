@@ -34,6 +34,7 @@ from bench.faults.rl_kills import RlLab
 from bench.tinker import MODELS, ROOT, output_of
 from examples.opentinker_client import CONFIG, REWARD, batch_of
 from fray import tinker
+from fray.tinker.core.engine_scale import EngineRange
 from fray.tinker.http_client import ServerUnreachable
 from fray.tinker.opentinker.client import TrainingServiceError
 
@@ -53,6 +54,10 @@ TOLERANCE = 1e-6
 STEPS = {"supervised": 60, "reinforcement": 20, "job": 20}
 """Steps of a user in one round."""
 SERVICE = "tinker-service"
+MORE_RANKS = (4, 8)
+"""Ranks of the adapters of two more users where engines come and go."""
+QUEUE_S, IDLE_S = 0.5, 2.0
+"""Seconds for which requests queue before another engine is started, and for which one that ends was idle."""
 
 
 @define
@@ -62,6 +67,7 @@ class TinkerCampaign:
     Args:
         rng: chooses victims and moments.
         most: kills in one round.
+        engines: of each base model; with more than one, they come and go in each round.
         cluster: spec of a cluster whose nodes are all on this machine.
         lab: daemons of that cluster, which are victims, too; None: they are not.
     """
@@ -70,9 +76,13 @@ class TinkerCampaign:
     cluster: str
     lab: RlLab | None = None
     most: int = 10
+    engines: EngineRange = field(factory=EngineRange)
     kills: list[str] = field(factory=list)
     seconds: list[float] = field(factory=list)
     broken: list[str] = field(factory=list)
+    started: set[str] = field(factory=set)
+    """Ids of the jobs of engines of adapters."""
+    most_engines: int = 0
 
     async def run(self, count: int) -> dict[str, Any]:
         """Kill ``count`` times; return the report."""
@@ -84,7 +94,9 @@ class TinkerCampaign:
                 await self.lab.wait_reachable()
             async with fray.open_cluster(self.cluster, logs=False, **options) as cluster:
                 await cluster.wait_for_nodes(1 if self.lab is None else len(NODES))
-                serving = tinker.serve(models=models, threads=1, directory=Path(directory), cluster=cluster)
+                serving = tinker.serve(
+                    models=models, threads=1, directory=Path(directory), cluster=cluster, engines=self.engines
+                )
                 async with serving as service:
                     wanted = await self.one_round(cluster, service.url, 0)
                     say(f"undisturbed: {self.seconds[0]:.1f} s")
@@ -103,6 +115,7 @@ class TinkerCampaign:
             "kills": len(self.kills),
             "by kind": dict(sorted(Counter(self.kills).items())),
             "rounds": len(disturbed),
+            "engines of adapters": {"begun": len(self.started), "most at once": self.most_engines},
             "seconds undisturbed": round(undisturbed, 1),
             "seconds of rounds": [round(each, 1) for each in disturbed],
             "broken": self.broken,
@@ -131,6 +144,10 @@ class TinkerCampaign:
             "reinforcement": (*client, "rl", url, "digits", "--steps", STEPS["reinforcement"], "--rank", 16),
             "job": (sys.executable, "-m", "bench.faults.tinker_kills", "--user", url),
         }
+        if not self.engines.is_fixed:
+            # Each engine of one model has as much work as it can do: only more models make requests queue.
+            for rank in MORE_RANKS:
+                commands[f"supervised, rank {rank}"] = (*commands["supervised"][:-1], rank)
 
         async def use(user: str) -> None:
             found[user] = await output_of(*commands[user])
@@ -138,6 +155,7 @@ class TinkerCampaign:
         with trio.move_on_after(LIMIT_S):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.kill_at_random, cluster, kills)
+                nursery.start_soon(self.count_engines, cluster)
                 async with trio.open_nursery() as users:
                     for user in commands:
                         users.start_soon(use, user)
@@ -162,6 +180,15 @@ class TinkerCampaign:
                 os.kill(pid, signal.SIGKILL)
                 self.kills.append(kind)
                 say(f"{len(self.kills):4} {kind}")
+
+    async def count_engines(self, cluster: fray.Cluster) -> None:
+        """Note the engines of adapters that run, until cancelled."""
+        while True:
+            with contextlib.suppress(fray.FrayError):  # the controller is away
+                engines = [each for each in await cluster.list_jobs() if each.name.startswith("tinker-engine")]
+                self.started |= {each.job_id for each in engines if each.attempts}
+                self.most_engines = max(self.most_engines, sum(not each.state.finished for each in engines))
+            await trio.sleep(0.5)
 
     async def lose_daemon(self, kind: str) -> None:
         """Kill a node or the controller, and start it again a moment later."""
@@ -213,13 +240,13 @@ def train_job(url: str) -> list[float]:
     return rewards
 
 
-def with_daemons(rng: random.Random, kills: int) -> dict[str, Any]:
+def with_daemons(rng: random.Random, kills: int, engines: EngineRange) -> dict[str, Any]:
     """Kill in a cluster of this campaign's own; return the report."""
     with TemporaryDirectory(prefix="fray-tinker-lab-", ignore_cleanup_errors=True) as directory:
         lab = RlLab(Path(directory))
         try:
             lab.open(list(NODES))
-            return trio.run(TinkerCampaign(rng, lab.spec, lab).run, kills)
+            return trio.run(TinkerCampaign(rng, lab.spec, lab, engines=engines).run, kills)
         finally:
             lab.close()
 
@@ -231,6 +258,7 @@ def main() -> None:
     parser.add_argument(
         "--cluster", metavar="SPEC", help="whose nodes are all on this machine, and stay (default: one of its own)"
     )
+    parser.add_argument("--engines", default="1", metavar="MIN..MAX", help="of each base model, by load (default 1)")
     parser.add_argument("--user", metavar="URL", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.user:
@@ -238,11 +266,13 @@ def main() -> None:
         return
     if not SDK.exists():
         parser.error("the Tinker SDK is missing: tools/venv tinker-0.38")
+    least, _, most = options.engines.partition("..")
+    engines = EngineRange(int(least), int(most or least), QUEUE_S, IDLE_S)
     rng = random.Random(options.seed)
     if options.cluster:
-        report = trio.run(TinkerCampaign(rng, options.cluster).run, options.kills)
+        report = trio.run(TinkerCampaign(rng, options.cluster, engines=engines).run, options.kills)
     else:
-        report = with_daemons(rng, options.kills)
+        report = with_daemons(rng, options.kills, engines)
     print(json.dumps(report, indent=2))
     sys.exit(bool(report["broken"]))
 
