@@ -295,6 +295,7 @@ class InferenceSchedulerClient(SchedulerClient):
         gpu_memory_utilization: float = 0.9,
         max_model_len: int | None = None,
         trust_remote_code: bool = False,
+        priority: str | None = None,
     ) -> dict[str, Any]:
         """Submit an inference job; return its id, status, message and ``vllm_server_url``, null while it waits.
 
@@ -308,6 +309,7 @@ class InferenceSchedulerClient(SchedulerClient):
             gpu_memory_utilization: not used.
             max_model_len: tokens of a prompt and a completion together; None: those of the model.
             trust_remote_code: not used.
+            priority: band of its engine on the cluster, such as ``"batch"``; None: the default of the user.
         """
         body = {
             "model_path": model_path,
@@ -317,6 +319,7 @@ class InferenceSchedulerClient(SchedulerClient):
             "gpu_memory_utilization": gpu_memory_utilization,
             "max_model_len": max_model_len,
             "trust_remote_code": trust_remote_code,
+            "priority": priority,
         }
         return self._with_local_url(self._once("POST", "/submit_inference_job", body))
 
