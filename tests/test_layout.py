@@ -409,7 +409,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("wire",),
         (
             *("environments", "operations.operator_file", "opentinker.answers", "opentinker.client", "rewards"),
-            *("cluster_users", "saving", "store", "tinker_client"),
+            *("cluster_users", "job_directories", "saving", "store", "tinker_client"),
         ),
         ("kept_engine", "replaced_engine"),
         ("adapter_runner", "game", "training_runner"),

@@ -10,6 +10,7 @@ import trio
 
 from fray.rl.model_spec import ModelSpec
 from fray.tinker.core.limits import UserLimits
+from fray.tinker.job_directories import check_enterable
 from fray.tinker.kept_engine import EngineRestarted
 from fray.tinker.training_runner import EngineAnswer, TrainingRunner
 
@@ -23,6 +24,9 @@ class TrainingEngine:
         directory: of the job.
         threads: of the computation; None: as many as torch takes.
         limits: of the user.
+
+    Raises:
+        InvalidRequest: the account of this process cannot enter the directory.
     """
 
     def __init__(
@@ -33,6 +37,7 @@ class TrainingEngine:
         threads: int | None,
         limits: UserLimits,
     ) -> None:
+        check_enterable(directory)
         # Torch is loaded here, in the engine's process.
         from fray.rl.tensors.language_model import hide_progress, set_threads
 

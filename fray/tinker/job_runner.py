@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
+from functools import partial
 from typing import Any
 
 import trio
@@ -14,6 +15,7 @@ from fray.tinker.core.limits import limit_text
 from fray.tinker.core.training_session import EFFECTS
 from fray.tinker.engine import TrainingEngine
 from fray.tinker.engine_runner import EnginePlan, EngineRunner, JobCallbacks
+from fray.tinker.job_directories import directory_of
 from fray.tinker.kept_engine import EngineRestarted
 from fray.tinker.store import ServiceJob, ServiceStore, StoreFailed
 from fray.tinker.training_runner import EngineAnswer
@@ -185,7 +187,8 @@ class JobRunner(EngineRunner):
 
     async def _create(self, scope: Any) -> Any:
         plan = self._plan
-        directory = plan.directory / self.job_id
+        find = partial(directory_of, plan.directory, self.job_id, is_of_user=plan.on_behalf_of is not None)
+        directory = await trio.to_thread.run_sync(find)
         return await self._create_actor(
             scope, TrainingEngine, plan.models, self._job.config, directory, plan.threads, plan.limits
         )

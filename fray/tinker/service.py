@@ -35,6 +35,7 @@ from fray.tinker.api_store import TinkerStore
 from fray.tinker.core.engine_scale import EngineRange
 from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits
 from fray.tinker.engine_runner import EnginePlan
+from fray.tinker.job_directories import JOBS
 from fray.tinker.opentinker.answers import Unprocessable, refuse, refuse_body, refuse_store
 from fray.tinker.opentinker.inference_routes import inference_routes
 from fray.tinker.opentinker.scheduler_routes import scheduler_routes
@@ -99,8 +100,11 @@ class TrainingService:
     def __init__(self, settings: ServiceSettings) -> None:
         self._settings = settings
         self._store = ServiceStore(settings.directory)
+        # Here, and not by an engine, whose umask may leave it open: other accounts may enter the directory above it.
+        models = settings.directory / "models"
+        models.mkdir(mode=0o700, exist_ok=True)
         plan = EnginePlan(
-            settings.models, settings.directory / "jobs", settings.threads, settings.resources, settings.limits.user
+            settings.models, settings.directory / JOBS, settings.threads, settings.resources, settings.limits.user
         )
         self._jobs = ServiceJobs(self._store, plan, settings.limits)
         self._api_store = TinkerStore(settings.directory)
@@ -108,7 +112,7 @@ class TrainingService:
             self._api_store,
             AdapterPlan(
                 settings.models,
-                settings.directory / "models",
+                models,
                 settings.threads,
                 settings.resources,
                 settings.session_s,
@@ -393,7 +397,8 @@ async def serve(
     named = await trio.to_thread.run_sync(named_models, models)
     place = await _absolute(directory or default_directory())
     has_authority = files is None and not is_loopback and not insecure
-    if has_authority:
+    if has_authority and await trio.Path(place).exists():
+        # Refused here. A new directory is made by the service, which may have another account than this process.
         await trio.to_thread.run_sync(load_authority, place)
     settings = ServiceSettings(
         *(place, host, port, limits, named, threads, resources, session_s, files),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -96,6 +97,8 @@ class SqliteStore:
     """
 
     def __init__(self, path: Path) -> None:
+        # Of its owner alone, whatever the umask is, and so are the files that SQLite makes beside it.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         self._db.execute("PRAGMA journal_mode = WAL")
         # An answer that was given is never forgotten, not even when the machine loses power.
@@ -155,11 +158,19 @@ class ServiceStore(SqliteStore):
         directory: made if needed, readable by its owner alone.
 
     Raises:
-        InvalidRequest: another service uses it, or it is of another version.
+        InvalidRequest: another service uses it, it is of another version, or of another account below a directory where
+            all accounts may make one.
     """
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        owner = directory.stat().st_uid
+        if owner not in (0, os.geteuid()) and directory.parent.stat().st_mode & 0o002:
+            # Its owner could read what is written here; all accounts may make one there beforehand.
+            raise InvalidRequest(
+                f"{directory} belongs to another account (uid {owner}; this process has {os.geteuid()}): remove it, or "
+                "choose another directory"
+            )
         self._lock = (directory / "lock").open("w")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

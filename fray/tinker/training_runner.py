@@ -30,6 +30,7 @@ from fray.tinker.core.training_config import ConfigError, TrainingSettings, sett
 from fray.tinker.core.training_session import ACTOR_FOLDER, GENERATION_KEYS, OutOfOrder, TrainingSession, merged
 from fray.tinker.environments.client import EnvironmentClient, EnvironmentFailed, read_environments
 from fray.tinker.environments.episodes import AgentLoopPlan, Episode, failures_of, roll_out
+from fray.tinker.job_directories import share
 from fray.tinker.rewards.remote import RemoteReward
 from fray.tinker.rewards.uploaded import RewardCall, RewardError, UploadedReward, check_upload
 from fray.tinker.saving import SaveFailed, saving
@@ -144,6 +145,7 @@ class TrainingRunner:
             with saving(f"the snapshot of request {seq}", unfinished):
                 self._trainer.save(unfinished)
                 (unfinished / SESSION_FILE).write_text(json.dumps(asdict(self._session)))
+                share(self._directory, unfinished)
                 path = finish_checkpoint(unfinished, seq)
             remove_older(self._snapshots, path)
             self._snapshot, self._has_new_step, self._snapshot_error = seq, False, ""
@@ -219,11 +221,11 @@ class TrainingRunner:
     def _upload_reward_function(self, message: dict[str, Any], scores: object) -> dict[str, Any]:
         name, source = _required(message, "function_name", str), _required(message, "source_code", str)
         check_upload(name, source)
-        reward = UploadedReward(name, source, self._directory / "reward", self._settings.reward_timeout_s)
-        self._replace_reward(reward)
+        self._replace_reward(self._uploaded(name, source, self._settings.reward_timeout_s))
         self._session.reward_name, self._session.reward_source = name, source
         path = self._directory / "reward" / f"{name}.py"
         path.write_text(source)
+        share(self._directory, path)
         return {"status": "success", "message": f"reward function {name!r} is there", "path": str(path)}
 
     def _set_config(self, message: dict[str, Any], scores: object) -> dict[str, Any]:
@@ -356,6 +358,7 @@ class TrainingRunner:
         with saving(f"the checkpoint of step {steps}", unfinished):
             self._trainer.save(unfinished / ACTOR_FOLDER)
             (unfinished / PROGRESS_FILE).write_text(json.dumps(progress))
+            share(self._directory, unfinished)
             path = finish_checkpoint(unfinished, steps)
         actor = path / ACTOR_FOLDER
         critic = None if self._trainer.critic is None else str(actor / CRITIC_FOLDER)
@@ -396,8 +399,8 @@ class TrainingRunner:
         elif settings.reward_endpoint and not self._session.reward_source:
             self._replace_reward(RemoteReward(settings.reward_endpoint, settings.reward_timeout_s))
         elif self._reward is None:
-            source, place = self._session.reward_source, self._directory / "reward"
-            self._reward = UploadedReward(self._session.reward_name, source, place, settings.reward_timeout_s)
+            name, source = self._session.reward_name, self._session.reward_source
+            self._reward = self._uploaded(name, source, settings.reward_timeout_s)
         elif isinstance(self._reward, UploadedReward):
             self._reward.timeout_s = settings.reward_timeout_s
 
@@ -440,6 +443,11 @@ class TrainingRunner:
         # The same model: generation always has the weights of the last step.
         adapter = None if settings.lora is None else POLICY_ADAPTER
         self._engine = Engine(model, VersionName(0, 0), slots=SLOTS, adapters=trainer.adapters, adapter=adapter)
+
+    def _uploaded(self, name: str, source: str, timeout_s: float) -> UploadedReward:
+        reward = UploadedReward(name, source, self._directory / "reward", timeout_s)
+        share(self._directory, self._directory / "reward")
+        return reward
 
     def _replace_reward(self, reward: Reward) -> None:
         if self._reward is not None:

@@ -69,7 +69,7 @@ class AccountLab(Lab):
         self.state = directory / "n"
 
     def start(self, name: str, module: str, *arguments: str) -> None:
-        words = prefix(self.directory / "aside") if module == "fray.node" else []
+        words = prefix(self.directory / "aside") if module != "fray.controller.main" else []
         environ = {key: value for key, value in os.environ.items() if not key.startswith("FRAY_")}
         with (self.directory / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
@@ -80,15 +80,18 @@ class AccountLab(Lab):
                 start_new_session=True,
             )
 
-    def start_all(self, *arguments: str) -> None:
-        """Start the controller, and the node ``n``."""
-        self.start_controller("--token-file", str(self.token_file))
+    def start_all(self, *arguments: str, policy: str = "", module: str = "fray.node") -> None:
+        """Start the controller, with the text of a policy, and the node ``n``."""
+        file = self.directory / "policy.toml"
+        file.write_text(policy)
+        self.start_controller("--token-file", str(self.token_file), *(["--policy", str(file)] if policy else []))
         self.wait_serving()
-        self.start_node("n", *arguments)
+        self.start_node("n", *arguments, module=module)
 
-    def start_node(self, name: str, *arguments: str) -> None:
+    def start_node(self, name: str, *arguments: str, module: str = "fray.node") -> None:
         usual = ("--token-file", str(self.token_file), "--job-uids", self.uids)
-        super().start_node(name, *usual, "--cache-dir", str(self.directory / "cache"), *arguments)
+        cache = ("--cache-dir", str(self.directory / "cache"))
+        super().start_node(name, *usual, *cache, *arguments, module=module)
 
     @property
     def node_log(self) -> str:
@@ -96,14 +99,16 @@ class AccountLab(Lab):
 
 
 @contextmanager
-def open_account_lab(*arguments: str, count: int = 8) -> Iterator[AccountLab]:
-    """A controller and a node with accounts, ended at the end."""
+def open_account_lab(
+    *arguments: str, count: int = 8, policy: str = "", module: str = "fray.node"
+) -> Iterator[AccountLab]:
+    """A controller and a node with accounts, ended at the end. ``module``: program of the node."""
     # Not below that of pytest, which is closed to other accounts.
     directory = Path(tempfile.mkdtemp(prefix="fray-accounts-"))
     directory.chmod(0o711)
     lab = AccountLab(directory, count)
     try:
-        lab.start_all(*arguments)
+        lab.start_all(*arguments, policy=policy, module=module)
         yield lab
     finally:
         lab.close()

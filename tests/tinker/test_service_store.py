@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,17 @@ def test_the_end_of_a_job_frees_its_accelerators() -> None:
     job = evolve(ServiceJob("j", "s", "u", {}, 1, 0.0), gpu_ids=(1,), state=ServiceJobState.RUNNING, started_at=1.0)
     ended = with_state(job, ServiceJobState.FAILED, 9.0, "no room")
     assert (ended.gpu_ids, ended.completed_at, ended.started_at, ended.error) == ((), 9.0, 1.0, "no room")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may change the account of a directory")
+def test_a_directory_that_another_account_has_made_where_all_may_is_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "training"
+    directory.mkdir()
+    os.chown(directory, 12345, 12345)
+    ServiceStore(directory).close()
+    tmp_path.chmod(0o1777)
+    with pytest.raises(InvalidRequest, match=r"training belongs to another account \(uid 12345; this process has 0\)"):
+        ServiceStore(directory)
+    os.chown(directory, 0, 0)
+    ServiceStore(directory).close()
+    assert (directory / "service.sqlite").stat().st_mode & 0o777 == 0o600
