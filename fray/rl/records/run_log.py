@@ -92,8 +92,10 @@ class StepLog:
         self._result, self._run, self._began = result, run, time.monotonic()
         self._directory = run.parts.output
         self._continued_after = -1
-        self._reported: list[dict[str, Any]] = []
-        """Metrics that a process before this one has reported of a run that has worked on since."""
+        self._reported: set[tuple[float | None, ...]] = set()
+        """Updates that a process before this one has reported of a run that has worked on since."""
+        self._validated: set[float] = set()
+        """Updates whose validation was reported, by this process or one before it."""
         self._trackers = TrackerSet(run.trackers, tracked_run_of(run.parts), self.note)
         self._collected: set[str] = set()
         """Tasks whose trajectories are in the file."""
@@ -121,9 +123,7 @@ class StepLog:
             **{f"skipped/{reason}": float(count) for reason, count in status.skipped.items()},
             **{f"left_out/{tag}": float(count) for tag, count in status.left_out.items()},
         }
-        # The clock of the trainer's process tells a batch from another of the same number that was skipped.
-        same = ("step", "line", "wait_s")
-        if any(all(one.get(name) == metrics[name] for name in same) for one in self._reported):
+        if _identity(metrics) in self._reported:
             return
         self._result.steps.append(metrics)
         self._write(METRICS_FILE, [metrics])
@@ -138,9 +138,9 @@ class StepLog:
         elapsed = time.monotonic() - self._began
         metrics = {"step": float(number), "line": float(line), "elapsed_s": elapsed, **found.metrics}
         # A validation may be reported twice, or be done again by a run that continues.
-        reported = (*self._result.validations, *filter(is_validation, self._reported))
-        if number in (self._continued_after, *(one["step"] for one in reported)):
+        if number == self._continued_after or number in self._validated:
             self._remove(lambda one: one["step"] == number and is_validation(one))
+        self._validated.add(number)
         self._result.validations.append(metrics)
         self._write(METRICS_FILE, [metrics])
         self._trackers.log({name: value for name, value in metrics.items() if name.startswith(PREFIX)}, int(number))
@@ -168,7 +168,11 @@ class StepLog:
     def take_over(self, number: int) -> None:
         """Leave out what was reported already."""
         self.note(f"takes over the run, which has worked on and has done {number} updates")
-        self._reported = [] if self._directory is None else list(read_rows(self._directory))
+        for row in () if self._directory is None else read_rows(self._directory):
+            if is_validation(row):
+                self._validated.add(row["step"])
+            else:
+                self._reported.add(_identity(row))
 
     def _remove(self, is_obsolete: Callable[[Mapping[str, float]], bool]) -> None:
         """Remove metrics from the result and from the file."""
@@ -204,6 +208,11 @@ class StepLog:
         if self._directory is not None:
             with (self._directory / name).open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, default=str) + "\n" for row in rows)
+
+
+def _identity(metrics: Mapping[str, float]) -> tuple[float | None, ...]:
+    # The clock of the trainer's process tells a batch from another of the same number that was skipped.
+    return tuple(map(metrics.get, ("step", "line", "wait_s")))
 
 
 def _begin_rollouts(directory: Path) -> set[str]:
