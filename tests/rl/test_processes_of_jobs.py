@@ -15,10 +15,12 @@ from fray import rl
 from fray.errors import ActorDied
 from fray.rl.coordinator import Coordinator
 from fray.rl.core.run_record import RunPlan
+from fray.rl.core.server_states import ServerEvent
 from fray.rl.core.tasks import TaskOrder
 from fray.rl.core.versions import VersionName
 from fray.rl.messages import SampleResult, TaskResult
 from fray.rl.processes.actor_tasks import ActorTasks
+from fray.rl.processes.run_servers import RunServers
 from fray.rl.trainer_process import TrainerProcess
 from fray.runtime.serialization.pickling import dumps_plain
 
@@ -113,3 +115,27 @@ async def test_an_update_is_done_once_and_its_result_is_there_until_it_is_handle
         await trainer.start(1, None)
         standing = await trainer.standing()
         assert (standing.line, standing.published) == (1, {})
+
+
+async def test_a_server_that_leaves_and_whose_process_is_being_ended_is_no_route() -> None:
+    told: list[Any] = []
+
+    async def set_routes(routes: Any) -> None:
+        told.append(routes)
+
+    unused: Any = None
+    trainer = rl.GRPO(groups=1, group_size=2, steps=1)
+    parts = rl.Run(model=rl.TinyLlama(), data=[{"prompt": "1"}], rollout=_solve, trainer=trainer).parts
+    servers = RunServers(unused, unused, parts, unused, set_routes)
+    server = servers.fleet.servers[servers.fleet.add(1)[0]]
+    servers.fleet.aim(FIRST)
+    server.observe(ServerEvent.READY, 0)
+    server.observe(ServerEvent.LOADED, 0, FIRST)
+    server.observe(ServerEvent.LEAVE, 0)
+    assert [one.leaves for one in servers.fleet.routes(is_published=True)] == [True]
+    await servers.announce()
+    assert told == [[]]
+
+
+async def _solve(task: dict[str, Any], llm: rl.LLM) -> Any:
+    raise NotImplementedError

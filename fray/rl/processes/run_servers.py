@@ -369,6 +369,8 @@ class RunServers:
                     self._incarnations[one.name],
                 )
                 for one in self.fleet.routes(is_published=self.fleet.target in self.weights.kept)
+                # One that leaves has no process any more while that is being ended.
+                if one.name in self.handles
             ]
         )
 
