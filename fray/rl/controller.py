@@ -399,18 +399,18 @@ class RunController:
     async def _follow_requests(self, nursery: trio.Nursery) -> None:
         """Do what the commands of others ask for, until cancelled."""
 
-        def follow(request: RunRequest) -> str:
+        async def follow(request: RunRequest) -> str:
             if request.servers is not None:
                 changed = self._servers.scale(request.servers)
-                nursery.start_soon(self._ask, "want_servers", request.servers)
+                await self._ask("want_servers", request.servers)
                 return changed
             self._log.note("is asked to stop")
+            if self._is_training:
+                # Before the answer: it holds whatever is lost from then on.
+                await self.stop()
+                return "ends after the update under way, which is saved"
             nursery.start_soon(self.stop)
-            return (
-                "ends after the update under way, which is saved"
-                if self._is_training
-                else "ends before its first update"
-            )
+            return "ends before its first update"
 
         output = self._parts.output
         if output is None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import trio
+from attrs import evolve
 
 from fray.errors import InvalidRequest
 from fray.rl.checkpoint import load_record, write_state
@@ -23,7 +25,7 @@ from fray.rl.core.run_state import NoTask, PutAnswer, RunState
 from fray.rl.core.trajectory_store import Sample
 from fray.rl.core.validation import VALIDATION
 from fray.rl.core.versions import VersionName
-from fray.rl.journal_file import RunJournal
+from fray.rl.journal_file import KeptRequests, RunJournal
 from fray.rl.messages import (
     COLLECTED,
     FailureReport,
@@ -37,6 +39,8 @@ from fray.rl.messages import (
 )
 from fray.rl.nexrl.experiment_posts import NO_POSTS, FetchedPosts, PostQueue
 from fray.rl.process_start import loading
+from fray.rl.processes.actor_tasks import ActorTasks
+from fray.rl.records.run_files import STATUS_PERIOD_S, write_work
 
 T = TypeVar("T")
 EXPIRY_PERIOD_S = 1.0
@@ -81,13 +85,11 @@ class Coordinator:
         # Not from 0: a process that knows the table of a lost coordinator must not take the next one's for the same.
         self._routes_number = secrets.randbits(32)
         self._last_failure = ""
-        self._is_stopping = False
+        self._requests = KeptRequests() if self._journal is None else self._journal.kept_requests()
         self._left_out: Counter[str] = Counter()
         self._posts = PostQueue()
         self._sent_posts = (secrets.randbits(32), NO_POSTS)
         """Posts that were sent to the controller, until it asks for more, and their number."""
-        self._wanted_servers: int | None = None
-        """Servers that the run shall have; None: those of its settings."""
         self._slowest: dict[str, tuple[str, str]] = {}
         """Lease of the oldest episode of each worker, and what that does."""
         self._lost_workers: set[str] = set()
@@ -97,6 +99,21 @@ class Coordinator:
         """Text about servers without which no task is given out."""
         # A validation that begins with the run: before a snapshot can have it.
         self._write()
+        self._tasks = ActorTasks()
+        # With a URL, who looks at the run cannot read what is written on this machine.
+        if directory is not None and copy is None:
+            self._tasks.start(partial(self._write_work, directory))
+
+    async def __fray_cleanup__(self) -> None:
+        await self._tasks.aclose()
+
+    async def _write_work(self, directory: Path) -> None:
+        """Write what the run does, for those who look while its controller is away."""
+        assert self._journal is not None
+        while True:
+            with self._journal.own():
+                write_work(directory, await self.status())
+            await trio.sleep(STATUS_PERIOD_S)
 
     async def expire_leases(self) -> None:
         """Give back tasks whose leases have expired, until cancelled."""
@@ -225,7 +242,7 @@ class Coordinator:
 
         def take() -> tuple[TrainingBatch | None] | None:
             self._check_line(line)
-            if self._is_stopping and self._state.record.training is None:
+            if self._requests.is_stopping and self._state.record.training is None:
                 return (None,)
             # A batch whose answer was lost is given again.
             groups = self._state.record.training or self._state.next_batch()
@@ -245,8 +262,13 @@ class Coordinator:
 
     async def stop(self) -> None:
         """Give the trainer no further batch; the one that it has is trained."""
-        self._is_stopping = True
+        self._keep(evolve(self._requests, is_stopping=True))
         self._wake()
+
+    def _keep(self, requests: KeptRequests) -> None:
+        self._requests = requests
+        if self._journal is not None:
+            self._journal.keep_requests(requests)
 
     async def finish_update(
         self, line: int, number: int, without_effect: str = ""
@@ -367,7 +389,7 @@ class Coordinator:
     async def wait_for_last_validation(self) -> None:
         """Return when no further version is validated: the last one was, or the run is asked to stop."""
         if self._plan.validation is not None:
-            await self._when(lambda: True if self._is_stopping or self._state.is_finished else None)
+            await self._when(lambda: True if self._requests.is_stopping or self._state.is_finished else None)
 
     async def end_validation(self, version: VersionName) -> None:
         """Let the servers take versions after the one that was validated."""
@@ -414,11 +436,11 @@ class Coordinator:
     async def standing(self) -> RunStanding:
         """Return what a controller needs to know to take over the run."""
         weights = self._state.record.weights
-        return RunStanding(weights.line.current, weights.target, self._wanted_servers, self._is_stopping)
+        return RunStanding(weights.line.current, weights.target, self._requests.servers, self._requests.is_stopping)
 
     async def want_servers(self, number: int) -> None:
         """Note how many servers the run shall have, for the next controller."""
-        self._wanted_servers = number
+        self._keep(evolve(self._requests, servers=number))
 
     async def ping(self) -> None:
         """Return: the process answers. For health checks."""

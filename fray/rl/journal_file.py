@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from attrs import asdict, frozen
+
 from fray.errors import InvalidRequest
 from fray.net.atomic_file import write_atomically
 from fray.rl.core.journal import BatchTrained, Entry
@@ -29,8 +31,20 @@ FAILURES_LIMIT_BYTES = 64 << 20
 """Length of the file of failures, after which no more are noted: their reasons are counted all the same."""
 START_NAME = "owner"
 """File with the name of the last start of the run."""
+REQUESTS_NAME = "requests.json"
+"""File with the requests that hold until the run ends, and the name of the start that they are for."""
 RECORD_LIMIT_BYTES = 1 << 30
 """Length beyond which a record is taken for damaged."""
+
+
+@frozen
+class KeptRequests:
+    """Requests of users that hold until the run ends, whichever of its processes is lost meanwhile."""
+
+    is_stopping: bool = False
+    """True: the run ends after the update under way."""
+    servers: int | None = None
+    """Servers that the run shall have; None: those of its settings."""
 
 
 class JournalFile:
@@ -120,7 +134,7 @@ class RunJournal:
         Raises:
             InvalidRequest: the journal is that of another process by now.
         """
-        with self._own():
+        with self.own():
             return self._begin_state()
 
     def _begin_state(self) -> int:
@@ -141,8 +155,8 @@ class RunJournal:
                 fcntl.flock(self._starts, fcntl.LOCK_UN)
 
     @contextmanager
-    def _own(self) -> Iterator[None]:
-        """Keep other states from beginning. Raises InvalidRequest if one has begun."""
+    def own(self) -> Iterator[None]:
+        """Keep other states from beginning, for the time of the block. Raises InvalidRequest if one has begun."""
         with self._locked():
             self._check(is_current=self._is_last_start and os.fstat(self._starts).st_size == self._incarnation)
             yield
@@ -165,7 +179,7 @@ class RunJournal:
         Raises:
             InvalidRequest: the journal is that of another process by now.
         """
-        with self._own():
+        with self.own():
             self._append(entries, number)
 
     def _append(self, entries: Sequence[Entry], number: int) -> None:
@@ -178,7 +192,7 @@ class RunJournal:
 
     def begin(self, record: RunRecord) -> None:
         """Let recovery begin with a record, which has all that was appended. Raises InvalidRequest as `append`."""
-        with self._own():
+        with self.own():
             self._begin(record)
 
     def _begin(self, record: RunRecord) -> None:
@@ -196,12 +210,24 @@ class RunJournal:
             InvalidRequest: as `append`.
         """
         number = record.weights.line.number
-        with self._own():
+        with self.own():
             for step in self._steps():
                 if step > number:
                     self._path(step).unlink()
             self._open(number + 1)
             self._begin(record)
+
+    def keep_requests(self, requests: KeptRequests) -> None:
+        """Write requests, for the next state of this start of the run. Raises InvalidRequest as `append`."""
+        with self.own():
+            content = json.dumps({"start": self._start, **asdict(requests)})
+            write_atomically(self._directory / REQUESTS_NAME, content.encode())
+
+    def kept_requests(self) -> KeptRequests:
+        """Return the requests that were written last; none if they were for an earlier start of the run."""
+        path = self._directory / REQUESTS_NAME
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"start": None}
+        return KeptRequests(**found) if found.pop("start") == self._start else KeptRequests()
 
     def files(self, first: int, last: int) -> list[Path]:
         """Return the files of updates that are done, from one number to another, and that of failures."""

@@ -16,7 +16,8 @@ from fray.rl.core.run_record import RunPlan
 from fray.rl.core.tasks import TaskOrder
 from fray.rl.core.validation import ValidationPlan
 from fray.rl.core.versions import SyncMode, VersionName
-from fray.rl.messages import SampleResult, TaskGrant, TaskResult
+from fray.rl.journal_file import claim_journal
+from fray.rl.messages import RunStanding, SampleResult, TaskGrant, TaskResult
 from fray.rl.nexrl.experiment_posts import POSTS_LIMIT, ExperimentPost, FetchedPosts, PostQueue
 
 ROWS = [{"number": number} for number in range(4)]
@@ -322,6 +323,22 @@ async def test_a_run_that_stops_trains_the_batch_that_it_has_and_gets_no_other(a
     assert await run.next_batch(0) == batch
     await run.finish_update(0, 1)
     assert await run.next_batch(0) is None
+
+
+async def test_what_a_run_was_asked_for_survives_its_coordinator_and_not_the_start_of_the_run(tmp_path: Path) -> None:
+    def started(start: str) -> Coordinator:
+        claim_journal(tmp_path, start)
+        order = TaskOrder(rows=4, batch_rows=2, repeats=2, epochs=None)
+        return Coordinator(RunPlan(order, batch_size=4), ROWS, tmp_path, start=start)
+
+    run = started("first")
+    assert await run.standing() == RunStanding(FIRST, FIRST, None, is_stopping=False)
+    await run.want_servers(3)
+    await run.stop()
+    again = started("first")
+    assert await again.standing() == RunStanding(FIRST, FIRST, 3, is_stopping=True)
+    assert await again.next_batch(0) is None
+    assert await started("second").standing() == RunStanding(FIRST, FIRST, None, is_stopping=False)
 
 
 async def test_no_task_is_given_out_while_servers_are_missing(autojump_clock: Any) -> None:

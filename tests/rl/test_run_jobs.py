@@ -309,7 +309,7 @@ def steps_of(output: Path) -> list[float]:
     return [one["step"] for one in metrics_of(output)]
 
 
-def test_a_run_whose_controller_is_frozen_is_started_again(
+def test_a_run_whose_controller_is_frozen_works_on_as_a_look_says_and_is_started_again(
     recipe: Path, lab: Lab, fray: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A frozen process is found within seconds here; of users, after a minute or more.
@@ -319,6 +319,12 @@ def test_a_run_whose_controller_is_frozen_is_started_again(
     frozen = wait_for(output, lambda found: found.get("step", 0) >= 3)
     before = parts_of_runs(lab)
     os.kill(frozen["pid"], signal.SIGSTOP)
+    give_up_at = time.monotonic() + 60
+    while "silent since" not in (shown := fray("rl", "top", str(output), "--once")[1]):
+        assert time.monotonic() < give_up_at, shown
+        time.sleep(0.1)
+    assert f"its process {frozen['pid']} on " in shown
+    assert "the cluster starts its job again\n" in shown
     status = wait_for_next(output, frozen, 3)
     assert parts_of_runs(lab) == before
     assert (status["job"], status["state"]) == (job, "running")

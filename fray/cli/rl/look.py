@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import trio
@@ -17,6 +17,8 @@ from fray.errors import InvalidRequest
 
 SILENT_S = 15.0
 """Age of a status beyond which its run is probably lost."""
+AWAY_S = 5.0
+"""The same for the controller of a run that works."""
 TIMES = ("seconds", "tokens_per_s")
 """Metrics that are not the same twice."""
 
@@ -43,12 +45,8 @@ def status_lines(status: dict[str, Any], now: float) -> list[str]:
     """Return what a run does, in lines: what it waits for, its step, servers, samples and failures."""
     metrics, of = status["metrics"], f" of {status['steps']}" if status.get("steps") else ""
     pairs = [("run", f"{status['name']}, {status['state']}, for {span(_end(status, now) - status['started_at'])}")]
-    silent_s, job = now - status["written_at"], status.get("job", "")
-    pairs.append(("job", job))
-    if status["state"] == "running" and silent_s > SILENT_S:
-        where = f"process {status['pid']} on {status['host']}"
-        again = "the cluster starts its job again" if job else "started again, it continues"
-        pairs.append(("silent", f"for {span(silent_s)}: its {where} may be lost; {again}"))
+    pairs.append(("job", status.get("job", "")))
+    pairs.append(("controller" if _works(status, now) else "silent", _silence(status, now)))
     pairs.append(("error", status["error"]))
     if "issued" in status:
         pairs += [
@@ -56,7 +54,7 @@ def status_lines(status: dict[str, Any], now: float) -> list[str]:
             ("step", f"{status['step']}{of}"),
             ("reward", f"{metrics['reward_mean']:.3f}" if "reward_mean" in metrics else ""),
             ("versions", f"trainer {status['version']}, servers {status['rollout_version']}"),
-            ("servers", ", ".join(_server_text(one) for one in status["servers"])),
+            ("servers", ", ".join(_server_text(one) for one in status.get("servers", ()))),
             ("samples", _counts_text(status)),
             ("last failure", status["last_failure"].rstrip().rpartition("\n")[2]),
             ("dropped", _reasons_text(status["dropped"])),
@@ -64,6 +62,29 @@ def status_lines(status: dict[str, Any], now: float) -> list[str]:
             ("skipped", _reasons_text(status.get("skipped", {}))),
         ]
     return fields(pairs)
+
+
+def _works(status: Mapping[str, Any], now: float) -> bool:
+    """Return whether the process of data and pool works, whatever the controller does."""
+    at = status.get("work_written_at")
+    return at is not None and now - at <= AWAY_S
+
+
+def _silence(status: Mapping[str, Any], now: float) -> str:
+    """Return that the controller of a run, or all of it, gives no sign of life; empty if it does."""
+    works, silent_s, job = _works(status, now), now - status["written_at"], status.get("job", "")
+    if silent_s <= (AWAY_S if works else SILENT_S) or not (works or status["state"] == "running"):
+        return ""
+    if status["state"] == "pending":
+        missing = f"its job has been waiting for {span(silent_s)}"
+    else:
+        again = "the cluster starts its job again" if job else "started again, it continues"
+        missing = f"for {span(silent_s)}: its process {status['pid']} on {status['host']} may be lost; {again}"
+    if not works:
+        return missing
+    since = time.strftime("%H:%M:%S", time.localtime(status["written_at"]))
+    goes_on = "episodes and the update under way continue; the next update waits for it"
+    return f"silent since {since}, {missing}\nmeanwhile {goes_on}"
 
 
 def _end(status: dict[str, Any], now: float) -> float:
@@ -205,8 +226,8 @@ async def ls(options: argparse.Namespace) -> int:
 
 
 def _state_text(status: dict[str, Any]) -> str:
-    is_silent = status["state"] == "running" and time.time() - status["written_at"] > SILENT_S
-    return "silent" if is_silent else str(status["state"])
+    now = time.time()
+    return str(status["state"]) if _works(status, now) or not _silence(status, now) else "silent"
 
 
 def _reward_text(metrics: dict[str, Any]) -> str:

@@ -33,6 +33,9 @@ from fray.tracebacks import innermost
 
 STATUS_FILE, SETTINGS_FILE, METRICS_FILE, JOURNAL_DIRECTORY = "status.json", "run.pickle", "metrics.jsonl", "rollouts"
 REQUESTS_DIRECTORY = "requests"
+WORK_FILE = "work.json"
+"""What the run does, in the directory of the journal, by the process of data and pool: it works on while that of the
+controller, which writes the status, is started again."""
 RECIPE_FILE = "recipe.json"
 """All settings of the run, as texts."""
 STATUS_PERIOD_S = 1.0
@@ -145,18 +148,31 @@ class RunRecorder:
 
     def write(self, status: RunStatus, servers: Iterable[ServerRecord]) -> None:
         """Write the status."""
-        names = {"version": str(status.version), "rollout_version": str(status.rollout_version)}
         listed = [
             {"name": one.name, "state": one.state.value, "version": None if one.version is None else str(one.version)}
             for one in servers
         ]
-        self._status |= {**asdict(status, recurse=False), **names, "step": status.version.number, "servers": listed}
+        self._status |= {**_work_of(status), "servers": listed}
         self._write()
 
     def _write(self) -> None:
         if self._output is not None:
-            content = json.dumps({**self._status, "written_at": time.time()}, indent=2, default=str)
-            write_file(self._output / STATUS_FILE, content.encode() + b"\n")
+            _write_dated(self._output / STATUS_FILE, self._status)
+
+
+def write_work(journal: Path, status: RunStatus) -> None:
+    """Write what a run does, beside its journal."""
+    _write_dated(journal / WORK_FILE, _work_of(status))
+
+
+def _work_of(status: RunStatus) -> dict[str, Any]:
+    names = {"version": str(status.version), "rollout_version": str(status.rollout_version)}
+    return {**asdict(status, recurse=False), **names, "step": status.version.number}
+
+
+def _write_dated(file: Path, values: Mapping[str, Any]) -> None:
+    content = json.dumps({**values, "written_at": time.time()}, indent=2, default=str)
+    write_file(file, content.encode() + b"\n")
 
 
 def _failure_in(error: BaseException) -> BaseException | None:
@@ -220,8 +236,9 @@ def read_status(output: Path) -> dict[str, Any]:
     """Return the status of the run with an output directory, as it was written last.
 
     Beside the fields of `RunStatus`: ``name``, ``state`` (pending, running, done, failed, stopped), ``error``,
-    ``servers``, ``host``, ``pid``, ``job`` (its id, or empty), ``step``, ``steps`` and times. ``metrics`` are those of
-    the last update.
+    ``servers``, ``host``, ``pid``, ``job`` (its id, or empty), ``step``, ``steps`` and times: ``written_at`` by its
+    controller, ``work_written_at`` by the process of data and pool (None: not since). ``metrics`` are those of the last
+    update.
 
     Raises:
         InvalidRequest: it has none.
@@ -229,15 +246,23 @@ def read_status(output: Path) -> dict[str, Any]:
     status = read_state(output)
     if not status:
         raise InvalidRequest(f"{output} is not the output of a run: it has no {STATUS_FILE}")
+    work = _read_json(output / JOURNAL_DIRECTORY / WORK_FILE)
+    work_at = work.pop("written_at", 0.0)
+    # Else it may be that of an earlier start.
+    if status["state"] not in ("pending", "running") or work_at <= status["written_at"]:
+        work, work_at = {}, None
     metrics: dict[str, Any] = {}
     for metrics in read_metrics(output):  # noqa: B007 (the last one)
         pass
-    return {**status, "metrics": metrics, "output": str(output)}
+    return {**status, **work, "work_written_at": work_at, "metrics": metrics, "output": str(output)}
 
 
 def read_state(output: Path) -> dict[str, Any]:
     """Return what `read_status` does, without the metrics; empty if there is no run."""
-    file = output / STATUS_FILE
+    return _read_json(output / STATUS_FILE)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return found
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import trio
@@ -65,7 +65,7 @@ async def ask_run(output: Path, request: RunRequest) -> str:
         answer.unlink(missing_ok=True)
 
 
-async def answer_requests(output: Path, follow: Callable[[RunRequest], str]) -> None:
+async def answer_requests(output: Path, follow: Callable[[RunRequest], Awaitable[str]]) -> None:
     """Follow the requests that there are, and answer them.
 
     Args:
@@ -78,7 +78,7 @@ async def answer_requests(output: Path, follow: Callable[[RunRequest], str]) -> 
         except FileNotFoundError:
             continue  # its command has given up
         try:
-            changed, error = follow(request), ""
+            changed, error = await follow(request), ""
         except InvalidRequest as refusal:
             changed, error = "", str(refusal)
         write_file(file.with_suffix(".answer"), json.dumps({"changed": changed, "error": error}).encode())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from fray import rl
 from fray.cli.rl.look import status_lines
@@ -14,7 +17,14 @@ from fray.rl.core.versions import VersionName
 from fray.rl.journal_file import RunJournal, read_failures
 from fray.rl.messages import RunStatus
 from fray.rl.records.replay import replay
-from fray.rl.records.run_files import RunRecorder, find_output, named_outputs, read_settings_of, read_status
+from fray.rl.records.run_files import (
+    RunRecorder,
+    find_output,
+    named_outputs,
+    read_settings_of,
+    read_status,
+    write_work,
+)
 from fray.rl.run import Run
 
 STATUS = RunStatus(
@@ -102,6 +112,40 @@ def test_a_look_shows_what_a_run_waits_for(run: Run, tmp_path: Path) -> None:
     assert "20 issued = 10 trained + 0 validated + 2 dropped + 8 open" in shown
     assert shown.index("KeyError: 'answer'") < shown.index("2 timeout")
     assert f"its process {status['pid']} on {status['host']} may be lost" in shown
+
+
+@pytest.mark.parametrize(
+    ("state", "says"), [("running", "for 20s: its process"), ("pending", "its job has been waiting")]
+)
+def test_a_look_shows_that_a_run_works_on_while_its_controller_is_away(
+    state: str, says: str, run: Run, tmp_path: Path
+) -> None:
+    output = tmp_path / "digits"
+    with RunRecorder(run.parts, "job-1") as recorder:
+        recorder.write(STATUS, [])
+        written = json.loads((output / "status.json").read_text())
+        (output / "rollouts").mkdir()
+
+        def look(silent_s: float) -> str:
+            now = time.time()
+            values = {**written, "state": state, "written_at": now - silent_s}
+            (output / "status.json").write_text(json.dumps(values))
+            return "\n".join(status_lines(read_status(output), now))
+
+        assert "meanwhile" not in look(20.0)
+        write_work(
+            output / "rollouts", evolve(STATUS, waits_for="update 8 is done with 16 samples", issued=26, open=14)
+        )
+        shown = look(20.0)
+        assert says in shown
+        assert "meanwhile episodes and the update under way continue; the next update waits for it" in shown
+        assert ("the cluster starts its job again" in shown) == (state == "running")
+        assert "update 8 is done with 16 samples" in shown
+        assert "26 issued = 10 trained + 0 validated + 2 dropped + 14 open" in shown
+        # A moment later than the status, as in every run.
+        assert "meanwhile" not in look(0.5)
+        # Of an earlier start of the run.
+        assert "update 8 is done with 16 samples" not in look(-0.5)
 
 
 def test_failures_are_noted_with_their_tracebacks(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def output(tmp_path: Path) -> Path:
 
 
 def write_state(output: Path, state: str) -> None:
-    status = {"name": "digits", "state": state, "pid": 1, "host": "h"}
+    status = {"name": "digits", "state": state, "pid": 1, "host": "h", "written_at": 0.0}
     (output / STATUS_FILE).write_text(json.dumps(status))
 
 
@@ -37,7 +37,7 @@ async def asked(output: Path, request: RunRequest) -> list[str | InvalidRequest]
         except InvalidRequest as error:
             found.append(error)
 
-    def follow(request: RunRequest) -> str:
+    async def follow(request: RunRequest) -> str:
         assert request.servers is not None
         if request.servers < 1:
             raise InvalidRequest("too few")
