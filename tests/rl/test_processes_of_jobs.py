@@ -118,10 +118,10 @@ async def test_an_update_is_done_once_and_its_result_is_there_until_it_is_handle
 
 
 async def test_a_server_that_leaves_and_whose_process_is_being_ended_is_no_route() -> None:
-    told: list[Any] = []
+    announced: list[Any] = []
 
     async def set_routes(routes: Any) -> None:
-        told.append(routes)
+        announced.append(routes)
 
     unused: Any = None
     trainer = rl.GRPO(groups=1, group_size=2, steps=1)
@@ -134,7 +134,7 @@ async def test_a_server_that_leaves_and_whose_process_is_being_ended_is_no_route
     server.observe(ServerEvent.LEAVE, 0)
     assert [one.leaves for one in servers.fleet.routes(is_published=True)] == [True]
     await servers.announce()
-    assert told == [[]]
+    assert announced == [[]]
 
 
 async def _solve(task: dict[str, Any], llm: rl.LLM) -> Any:

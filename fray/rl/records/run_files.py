@@ -34,7 +34,7 @@ from fray.tracebacks import innermost
 STATUS_FILE, SETTINGS_FILE, METRICS_FILE, JOURNAL_DIRECTORY = "status.json", "run.pickle", "metrics.jsonl", "rollouts"
 REQUESTS_DIRECTORY = "requests"
 WORK_FILE = "work.json"
-"""What the run does, in the directory of the journal, by the process of data and pool: it works on while that of the
+"""File of the process of data and pool, beside the journal, with what the run does: it works on while that of the
 controller, which writes the status, is started again."""
 RECIPE_FILE = "recipe.json"
 """All settings of the run, as texts."""
