@@ -4,18 +4,22 @@
 
 - **burst**: small tasks come a hundred a request to an empty fleet, are placed, and end. Placements a second.
 - **steady**: a full fleet with Q mixed tasks of 20 users waiting; tasks end, others come. p50 and p99 of a step.
+- **starve**: the same, until and after all that waits begins to starve: p50, p99 and worst step before, in and after
+  these seconds, in CPU time.
 - **quality**: a day's load of bursts, gangs and small work on a small fleet: utilisation, waiting and fragmentation,
   beside a naive first-fit on the same load and an upper bound.
 - **restart**: a controller starts on a store of 100,000 living tasks.
 
 ``--grid`` runs burst and steady on 100, 1,000 and 10,000 nodes with up to 1,000,000 waiting tasks. All on one core,
-without processes: times are those of `step` and of `next_deadline`; saving is timed in ``restart``.
+without processes: times are CPU times of this thread in `step` and `next_deadline`, so that other work on the machine
+does not count; saving is timed in ``restart``.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import random
 import resource
@@ -77,9 +81,8 @@ def _light(work: Work) -> Work:
     return evolve(work, spec=evolve(work.spec, demand=Demand(1000, GB), time_limit_s=None), runs_s=60.0)
 
 
-def steady(nodes: int, queued: int, seed: int, events: int) -> dict[str, float]:
-    """Measure the cost of every end and every arrival, with a full fleet and a long queue."""
-    rng = random.Random(seed)
+def _filled(nodes: int, queued: int, rng: random.Random) -> tuple[Fleet, dict[str, float]]:
+    """Return a full fleet with a long queue, and what it took to fill it."""
     fleet = Fleet(nodes)
     before_mb = _rss_mb()
     began = time.perf_counter()
@@ -92,24 +95,33 @@ def steady(nodes: int, queued: int, seed: int, events: int) -> dict[str, float]:
             line = []
         if len(fleet.state.queue) >= queued:
             break
-    fill_s = time.perf_counter() - began
-    memory_mb = _rss_mb() - before_mb
+    filled = {"fill_s": time.perf_counter() - began, "memory_mb": _rss_mb() - before_mb}
     fleet.took_s.clear()
     fleet.placed = 0
     _freeze_heap()
-    begun = fleet.placed
+    return fleet, filled
+
+
+def _end_and_arrive(fleet: Fleet, number: int, rng: random.Random) -> None:
+    """Let the next attempt end, and another job arrive."""
+    fleet.happen()
+    make = small if rng.random() < 0.9 else odd
+    fleet.launch([make(f"s{number}", rng, fleet.now)])
+
+
+def steady(nodes: int, queued: int, seed: int, events: int) -> dict[str, float]:
+    """Measure the cost of every end and every arrival, with a full fleet and a long queue."""
+    rng = random.Random(seed)
+    fleet, filled = _filled(nodes, queued, rng)
     for number in range(events):
-        fleet.happen()
-        make = small if rng.random() < 0.9 else odd
-        fleet.launch([make(f"s{number}", rng, fleet.now)])
+        _end_and_arrive(fleet, number, rng)
     times = fleet.took_s["end"] + fleet.took_s["launch"] + fleet.took_s["tick"]
     return {
         "queued": len(fleet.state.queue),
         "shapes": len({applicant.shape for applicant in fleet.state.queue}) if queued <= 100_000 else -1,
-        "fill_s": fill_s,
-        "memory_mb": memory_mb,
+        **filled,
         "steps": len(times),
-        "placements": fleet.placed - begun,
+        "placements": fleet.placed,
         "decisions_per_s": len(times) / sum(times),
         "p50_ms": statistics.median(times) * 1e3,
         "p99_ms": statistics.quantiles(times, n=100)[98] * 1e3,
@@ -117,6 +129,30 @@ def steady(nodes: int, queued: int, seed: int, events: int) -> dict[str, float]:
         "end_p99_ms": statistics.quantiles(fleet.took_s["end"], n=100)[98] * 1e3,
         "launch_p99_ms": statistics.quantiles(fleet.took_s["launch"], n=100)[98] * 1e3,
     }
+
+
+def starve(nodes: int, queued: int, seed: int) -> dict[str, Any]:
+    """Measure the same, from before until after the time at which all that waits begins to starve."""
+    rng = random.Random(seed)
+    fleet, _ = _filled(nodes, queued, rng)
+    onset_s = fleet.now + fleet.state.config.starve_s
+    figures: dict[str, Any] = {}
+    numbers = itertools.count()
+    for name, until_s in (("before", onset_s - 2), ("onset", onset_s + 4), ("after", onset_s + 11)):
+        fleet.took_s.clear()
+        fleet.placed = 0
+        while fleet.now < until_s:
+            _end_and_arrive(fleet, next(numbers), rng)
+        times = sorted(time_s for took_s in fleet.took_s.values() for time_s in took_s)
+        figures[name] = {
+            "steps": len(times),
+            "placements": fleet.placed,
+            "p50_ms": statistics.median(times) * 1e3,
+            "p99_ms": statistics.quantiles(times, n=100)[98] * 1e3,
+            "over_20_ms": sum(time_s > 0.02 for time_s in times),
+            "max_ms": times[-1] * 1e3,
+        }
+    return figures
 
 
 def quality(nodes: int, tasks: int, seed: int) -> dict[str, Any]:
@@ -245,6 +281,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         probes[f"steady {nodes:,} / {queued:,}"] = lambda nodes=nodes, queued=queued: steady(
             nodes, queued, args.seed, args.events
         )
+        probes[f"starve {nodes:,} / {queued:,}"] = lambda nodes=nodes, queued=queued: starve(nodes, queued, args.seed)
     probes["quality"] = lambda: quality(*args.quality, args.seed)
     probes["restart"] = lambda: restart(args.nodes, args.living, args.seed)
     wanted = args.only.split(",")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from bench.schedule.__main__ import burst, quality, restart, steady
+from bench.schedule.__main__ import burst, quality, restart, starve, steady
 from bench.schedule.baselines import first_fit, fluid
 from bench.schedule.fleet import Fleet
 from bench.schedule.loads import backlog, day, odd
@@ -36,6 +36,7 @@ def test_all_of_a_load_runs_by_the_rules_and_within_the_bound(seed: int) -> None
 def test_the_probes_report_what_they_say() -> None:
     assert burst(4, 60, 1)["placements"] == 60
     assert steady(4, 200, 1, events=50)["queued"] >= 100
+    assert all(window["steps"] > 10 for window in starve(10, 200, 1).values())
     assert restart(4, 100, 1)["living"] == 100
     assert quality(4, 60, 1)["started"] == 60
 

@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 from fray.model.policy.policy import Policy, Preemption
 from fray.model.policy.priority import Band
 from fray.model.specs import EndReason, JobSpec, TerminationPolicy
+from fray.scheduler.backfill import start_plan
 from fray.scheduler.backfill.start_plan import MARGIN_S, ends_at, make_plan
+from fray.scheduler.pool.requests import nodes_of
+from fray.scheduler.queue import queue
+from fray.scheduler.queue.applicant import Applicant
 from fray.scheduler.state.rows import SchedulerConfig
+from fray.scheduler.state.state import State
 from fray.scheduler.state.what_if_pool import HypotheticalPool
 from tests.support.scheduler import Cluster, demand, ended, job, placed
 
@@ -175,6 +180,93 @@ def test_a_plan_is_the_first_time_at_which_it_fits(
                 earliest = at
                 break
     assert make_plan(state, applicant).at == earliest
+
+
+# Requests of each kind that a count of members alone does not decide.
+requests = st.sampled_from(
+    [
+        job("head", demand(2), members=3),
+        job("head", demand(1, gpu=2)),
+        job("head", demand(1, gpu=1), members=3),
+        job("head", demand(1, gpu=4), alternatives=(demand(4), demand(3, gpu=1))),
+        job("head", demand(2, zones=("a",)), members=2),
+        job("head", demand(1, ports=3), ports=("p", "q", "r")),
+        job("head", demand(1, ports=2), members=2, ports=("p", "q")),
+    ]
+)
+
+
+@QUICK
+@given(
+    st.lists(st.tuples(st.sampled_from([2, 4]), st.integers(0, 4), st.sampled_from("ab")), min_size=1, max_size=4),
+    st.lists(
+        st.tuples(shares, st.integers(0, 2), st.integers(0, 2), limits, st.integers(1, 2)), min_size=1, max_size=8
+    ),
+    requests,
+)
+def test_a_plan_is_that_of_a_try_after_each_end(
+    machines: list[tuple[int, int, str]], first: list[tuple[float, int, int, float, int]], head: JobSpec
+) -> None:
+    scheduler = Cluster()
+    scheduler.driver()
+    for index, (cpu, gpu, zone) in enumerate(machines):
+        scheduler.node(f"n{index}", cpu=cpu, gpu=f"h100*{gpu}" if gpu else "", zone=zone, ports=4)
+    for index, (cpu, gpu, ports, limit_s, members) in enumerate(first):
+        need = demand(cpu, gpu=gpu, ports=ports)
+        known = {"members": members, "time_limit_s": limit_s, "termination": NO_TERMINATION}
+        scheduler.launch(job(f"a{index}", need, ports=("p", "q")[:ports], **known))
+    scheduler.launch(head)
+    if "head" not in scheduler.state.queue:
+        return
+    applicant, state = scheduler.state.queue.applicants["head"], scheduler.state
+    at, nodes = plan_by_tries(state, applicant)
+    plan = make_plan(state, applicant)
+    assert (plan.at, list(plan.shares)) == (at, nodes)
+
+
+def plan_by_tries(state: State, applicant: Applicant) -> tuple[float | None, list[str]]:
+    """Return when and where it fits, by a try in the pool after each end."""
+    with HypotheticalPool(state) as trial:
+        at = state.now
+        for job_id in ("", *(job_id for _, _, job_id in state.time_limits)):
+            if job_id:
+                row = state.jobs[job_id]
+                trial.end((row,))
+                at = max(at, ends_at(state, row) or 0.0)
+            placed = trial.place(applicant.shape.request)
+            if placed is not None:
+                return at, list(nodes_of(placed))
+    return None, []
+
+
+def test_a_plan_that_is_too_much_for_a_step_is_made_in_the_next_and_nothing_is_placed_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def plans(work: int) -> tuple[dict[str, float | None], list[str], int]:
+        monkeypatch.setattr(queue, "WORK_PER_STEP", work)
+        scheduler = Cluster(policy=Policy(preemption=Preemption(enabled=False)))
+        scheduler.driver()
+        for index in range(6):
+            scheduler.node(f"n{index}", cpu=4, zone=f"z{index}")
+            scheduler.launch(job(f"long{index}", demand(2, zones=(f"z{index}",)), time_limit_s=100.0 + index))
+            scheduler.launch(job(f"large{index}", demand(4, zones=(f"z{index}",))))
+        scheduler.now = 70.0
+        scheduler.launch(job("endless", demand(2)))
+        most, seen = 0, -1
+        while len(scheduler.state.start_plans) != seen:
+            seen = len(scheduler.state.start_plans)
+            assert "endless" not in placed(scheduler)
+            scheduler.now += 0.1
+            scheduler.tick(scheduler.now)
+            most = max(most, len(scheduler.state.start_plans) - seen)
+        made = {name: plan.at for name, plan in scheduler.state.start_plans.items()}
+        return made, placed(scheduler), most
+
+    monkeypatch.setattr(start_plan, "PLAN_WORK", 100)
+    whole, parts = plans(1_000_000), plans(100)
+    assert whole[:2] == parts[:2]
+    assert len(whole[0]) == 6
+    assert parts[2] == 1
 
 
 def test_a_gap_is_used_by_jobs_that_surely_end_in_time(scheduler: Cluster) -> None:

@@ -225,6 +225,8 @@ class MachineHolds:
         self._pool_holds: dict[str, _PoolHolds] = {}
         self.held_machines: dict[str, HeldMachines] = {}
         """Held machines by applicant, in their order."""
+        self.is_out_of_work = False
+        """True if a plan was left to the next step: nothing may be placed behind its applicant in this one."""
 
     def waiting_shapes(self) -> Iterator[PlacementShape]:
         """Yield the shapes of applicants with a plan: they are tried first, so that their machines are held."""
@@ -388,7 +390,10 @@ class MachineHolds:
         # One plan, for the first that is refused: every further one keeps more machines idle. Only starving applicants
         # get one as well.
         if not pool_holds.plans_in_use or (starves and len(pool_holds.plans_in_use) < MAX_PLANS):
-            plan = pool_holds.plans_in_use[applicant.id] = self._plan_for(applicant, pool_holds)
+            plan = self._plan_for(applicant, pool_holds)
+            if plan is None:
+                return None
+            pool_holds.plans_in_use[applicant.id] = plan
         self._hold(applicant, plan)
         return plan
 
@@ -417,11 +422,17 @@ class MachineHolds:
             pool_holds is not None and len(pool_holds.starving_nodes) >= self.state.pool_for(reservation).open_machines
         )
 
-    def _plan_for(self, applicant: Applicant, pool_holds: _PoolHolds) -> StartPlan:
-        """Return its plan as long as that may be kept, else a new one."""
+    def _plan_for(self, applicant: Applicant, pool_holds: _PoolHolds) -> StartPlan | None:
+        """Return its plan as long as that may be kept, else a new one; None if that is left to the next step."""
         pool, before = self._pool(applicant), self.state.start_plans.get(applicant.id)
         if before is not None and _is_plan_current(self.state, pool, before):
             return before
+        if self.state.queue.has_spent_work:
+            # A plan that is only to be renewed still keeps its promise.
+            if before is not None and _is_plan_kept(self.state, pool, before):
+                return before
+            self.is_out_of_work = True
+            return None
         # A machine held for an earlier applicant is not free at the planned time, however early the plan says it is.
         held = self.nodes_held_for_others(applicant) | {node: None for claim in self.claims for node in claim.shares}
         # Not a stored row: made again after a restart of the controller, from limits and placements, a plan is never
@@ -455,6 +466,9 @@ class MachineHolds:
         self.state.start_plans = {
             name: plan for pool_holds in self._pool_holds.values() for name, plan in pool_holds.plans_in_use.items()
         }
+        if self.is_out_of_work:
+            # The pass has not come to the others, which may need their plans when it continues.
+            self.state.start_plans = before | self.state.start_plans
         for name, plan in before.items():
             if name not in self.state.start_plans and name in self.state.queue:
                 self._pool(self.state.queue.applicants[name]).mark_freed(plan.shares)
@@ -481,7 +495,14 @@ def _is_plan_current(state: Tables, pool: MachinePool, plan: StartPlan) -> bool:
     if plan.at is None:
         # A new machine may make a plan possible before the pause has passed.
         return state.now < plan.made_at + RETRY_PLAN_S and plan.machines == pool.open_machines
-    # A plan that is kept keeps its promise. It is renewed now and then, as jobs end before their limits; within one
-    # step it is never made twice.
-    soon = state.now < min(plan.at, plan.made_at + RENEW_PLAN_S) or plan.made_at == state.now
+    # It is renewed now and then, as jobs end before their limits; within one step it is never made twice.
+    is_recent = state.now < plan.made_at + RENEW_PLAN_S or plan.made_at == state.now
+    return is_recent and _is_plan_kept(state, pool, plan)
+
+
+def _is_plan_kept(state: Tables, pool: MachinePool, plan: StartPlan) -> bool:
+    """Return whether a plan still keeps its promise, if it has a time."""
+    if plan.at is None:
+        return True
+    soon = state.now < plan.at or plan.made_at == state.now
     return soon and all(node in pool.machines and pool.machines[node].is_open for node in plan.shares)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Container, Iterator
 from itertools import chain, islice
 
-from fray.model.ids import NodeName
+from fray.model.ids import JobId, NodeName
 from fray.model.resources import Demand
 from fray.scheduler.lifecycle import JobPhase
+from fray.scheduler.pool.free_capacity import FreeCapacity
 from fray.scheduler.pool.machine import held_empty
 from fray.scheduler.pool.pool import MachinePool
-from fray.scheduler.pool.requests import PlacementRequest, Shares, nodes_of, shares_of
+from fray.scheduler.pool.requests import Placement, PlacementRequest, Shares, nodes_of, shares_of
 from fray.scheduler.queue.applicant import Applicant, PlacementShape, StartPlan
 from fray.scheduler.state.owners import owner_jobs
 from fray.scheduler.state.rows import CapacityClaim, JobRow
@@ -21,6 +22,8 @@ MARGIN_S = 10.0
 """Seconds from the end of a job's termination until its machines are surely free: cleaning up and reporting."""
 MAX_ENDS = 512
 """Maximum number of ends that are considered for one plan."""
+PLAN_WORK = 100
+"""Work of a plan (see `Queue.work`), besides two units for each of these ends."""
 MAX_JOBS_EXAMINED = 1024
 """Maximum number of jobs, those with the soonest time limits, among which these ends are sought."""
 
@@ -76,13 +79,11 @@ def make_plan(state: Tables, applicant: Applicant, closed: Container[NodeName] =
     pool, request = pool_of(state, applicant.shape), applicant.shape.request
     ends = _ExpectedEnds(state, applicant.shape, closed)
     with HypotheticalPool(state, applicant.shape.reservation) as trial:
-        count = _fewest_ends(trial, request, closed, ends)
-        if count is None:
-            return StartPlan(applicant.id, state.now, pool.open_machines)
-        # The search leaves fewer jobs ended than the plan needs.
-        trial.end(job for _, job in ends.known[len(trial.ended_jobs) : count])
-        placed = trial.place(request, closed)
-    assert placed is not None
+        found = _place_after_fewest_ends(trial, request, closed, ends)
+    state.queue.work += PLAN_WORK + 2 * len(ends.known)
+    if found is None:
+        return StartPlan(applicant.id, state.now, pool.open_machines)
+    count, placed = found
     before = ends.known[:count]
     after = tuple(job.job_id for _, job in before if _runs_on(state, job, nodes_of(placed)))
     # Ends are in the order of time limits; with a long termination an earlier entry may be the last to end.
@@ -132,19 +133,114 @@ class _ExpectedEnds:
         return known
 
 
-def _fewest_ends(
+def _place_after_fewest_ends(
     trial: HypotheticalPool, request: PlacementRequest, closed: Container[NodeName], ends: _ExpectedEnds
+) -> tuple[int, tuple[Placement, ...]] | None:
+    """Return how many of these ends, soonest first, make it fit, and its places then; None if all do not."""
+    placed = trial.place(request, closed)
+    if placed is not None:
+        return 0, placed
+    # Plain numbers first: a try in the pool costs as much as the ends before it, and ten were needed.
+    room = _RoomAfterEnds(trial, request, closed)
+    least = room.count_ends(ends)
+    if least is None:
+        return None
+    mark = trial.mark
+    # The others free nothing that it could use.
+    trial.end(job for _, job in ends.known[:least] if _runs_on(trial.state, job, room.holding))
+    placed = trial.place(request, closed)
+    if placed is not None:
+        return least, placed
+    # Ports, whole slices, one locality for all, and parts that compete may need more than room for each member.
+    trial.undo_to(mark)
+    count = _fewest_ends(trial, request, closed, ends, least)
+    if count is None:
+        return None
+    # The search leaves fewer jobs ended than the plan needs.
+    trial.end(job for _, job in ends.known[:count])
+    placed = trial.place(request, closed)
+    assert placed is not None
+    return count, placed
+
+
+class _RoomAfterEnds:
+    """Number of members of a request that machines hold after some ends: an upper bound of what can be placed."""
+
+    def __init__(self, trial: HypotheticalPool, request: PlacementRequest, closed: Container[NodeName]) -> None:
+        self._state, self._pool, self._closed = trial.state, trial.pool, closed
+        self._demands = tuple(dict.fromkeys(request.demands))
+        self._parts = request.parts
+        self._free: dict[NodeName, FreeCapacity] = {}
+        self._served: dict[NodeName, list[Demand]] = {}
+        self.holding: dict[NodeName, None] = {}
+        """Machines with room for a member of any demand, among those with ends and those that had it before."""
+        self._totals: dict[Demand, int] = {}
+        for demand in self._demands:
+            held = {name: n for name, n in self._pool.held_by_machine(demand).items() if name not in closed}
+            self._totals[demand] = sum(held.values())
+            self.holding |= dict.fromkeys(held)
+
+    def count_ends(self, ends: _ExpectedEnds) -> int | None:
+        """Return the fewest of the ends, soonest first, after which each part has room; None if there are too few."""
+        seen: dict[JobId, None] = {}
+        count = 0
+        while not self._suffices():
+            count += 1
+            if ends.reach(count) < count:
+                return None
+            job = ends.known[count - 1][1]
+            # A job that is ending may have a time limit as well.
+            if job.job_id not in seen:
+                seen[job.job_id] = None
+                self._end(job)
+        return count
+
+    def _suffices(self) -> bool:
+        return all(any(self._totals[demand] >= part.members for demand in part.choices) for part in self._parts)
+
+    def _end(self, job: JobRow) -> None:
+        for attempt in self._state.living_members(job):
+            demands = self._demands_served(attempt.node)
+            if not demands:
+                continue
+            machine = self._pool.machines[attempt.node]
+            free = self._free.get(attempt.node)
+            if free is None:
+                free = self._free[attempt.node] = FreeCapacity.of(machine)
+            before = [free.count(demand) for demand in demands]
+            free.add(machine, self._state.share_of(attempt), attempt.devices)
+            for demand, held in zip(demands, before, strict=True):
+                now = free.count(demand)
+                self._totals[demand] += now - held
+                if now:
+                    self.holding[attempt.node] = None
+
+    def _demands_served(self, name: NodeName) -> list[Demand]:
+        """Return the demands of which the machine holds members when it is empty."""
+        found = self._served.get(name)
+        if found is None:
+            machine = self._pool.machines.get(name)
+            is_open = machine is not None and machine.is_open and name not in self._closed
+            demands = self._demands if is_open else ()
+            found = self._served[name] = [one for one in demands if held_empty(one, self._pool.machines[name])]
+        return found
+
+
+def _fewest_ends(
+    trial: HypotheticalPool, request: PlacementRequest, closed: Container[NodeName], ends: _ExpectedEnds, low: int
 ) -> int | None:
-    """Return how many of these ends, soonest first, make it fit; None if all do not. Leaves fewer jobs ended."""
-    low, high, stride = 0, 0, 1
+    """Return how many of these ends, more than ``low``, make it fit; None if all do not. Leaves fewer jobs ended."""
+    high, stride = ends.reach(low + 1), 2
     marks = [trial.mark]
     # Galloping, then bisection, as more ends only make more room: each try ends or restores the difference alone, and
     # the number of placements grows with the logarithm of the number of ends.
-    while not trial.fits(request, closed):
-        low, high, stride = high, ends.reach(high + stride), stride * 2
-        if low == high:
-            return None
+    while low < high:
         _end_first(trial, ends, marks, high)
+        if trial.fits(request, closed):
+            break
+        low, high, stride = high, ends.reach(high + stride), stride * 2
+    if low == high:
+        return None
     while high - low > 1:  # fits after ``high`` ends, not after ``low``
         middle = (low + high) // 2
         _end_first(trial, ends, marks, middle)

@@ -64,7 +64,7 @@ def place_waiting(state: State, out: EffectBuffer) -> None:
         # First: a claim that is dropped frees its machines for this very pass.
         preemption.drop_stale_claims(state)
     # Counted for the whole step, over all passes: the controller answers no request meanwhile.
-    queue.searches = 0
+    queue.work = 0
     pool.now = state.now
     state.rank_by_time()
     # The last pass ended early, as all machines were held: what was freed then was not offered to later applicants.
@@ -104,6 +104,8 @@ def _freed_counts(state: State) -> tuple[int, ...]:
 
 def _is_pass_due(state: State) -> bool:
     queue, pool = state.queue, state.pool
+    if queue.is_unfinished:
+        return True
     something = (
         queue.untried
         or queue.in_reservations
@@ -181,6 +183,9 @@ class PlacementPass:
             self._walk_to_end([lane.waiting for lane in queue.exempt])
         self.holds.finish()
         self._release_holds(queue.held_machines)
+        queue.is_unfinished = self.holds.is_out_of_work
+        if queue.is_unfinished:
+            preemption.continue_next_step(state)
         queue.was_cut_short, queue.held_machines = self.is_cut_short, self.holds.held_machines
         queue.last_inputs = state.placement_inputs()
         freer = _freed_counts(self.state) != self.freed_before
@@ -363,6 +368,10 @@ class PlacementPass:
         self.noted_refusals[want] = None
         self.starving_count += is_starving(self.state, applicant)
         plan = self.holds.on_refused(applicant)
+        if self.holds.is_out_of_work:
+            # Its plan is made in the next step. Whatever is placed behind it now could be in its way.
+            self.is_cut_short = True
+            return
         if preemption.try_preempt(self.state, self.out, applicant, self.holds, plan):
             self.holds.on_claimed(applicant)
         # The rest of the queue could place nothing any more, and need not be walked: it may have 100,000 entries.

@@ -526,6 +526,10 @@ class MachinePool:
         """Return how many members fit beside what runs on open machines: an upper bound, as ports are not examined."""
         return self._fit_counter(demand).total
 
+    def held_by_machine(self, demand: Demand) -> dict[NodeName, int]:
+        """Return the open machines on which members fit beside what runs there, and how many. Do not modify."""
+        return self._fit_counter(demand).counts
+
     def usable(self, demand: Demand) -> dict[NodeName, int]:
         """Return open machines that could hold the demand if they were empty, and how many members. Do not modify."""
         return self._usable(demand).counts

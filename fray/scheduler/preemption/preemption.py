@@ -60,10 +60,9 @@ MAX_TRIES = 8
 """Searches for one applicant, each without a job whose tenant does not borrow any more."""
 VICTIMS_SHOWN = 4
 """Victims that are named in a message."""
-MAX_SEARCHES = 8
-"""Searches for victims in one step; each `JOBS_PER_SEARCH` examined jobs count as one more, and each
-`CLAIMS_PER_SEARCH` claims, which every search applies first."""
-JOBS_PER_SEARCH, CLAIMS_PER_SEARCH = 400, 8
+SEARCH_WORK, CLAIM_WORK = 60, 8
+"""Work of a search (see `Queue.work`), besides a unit for each examined job; and of each claim, which every search
+applies first."""
 MAX_BACKOFFS = 10_000
 MACHINE_REQUEST_S = 3.0
 """Seconds within which machines are requested for an applicant that they may serve."""
@@ -301,7 +300,7 @@ def try_preempt(
     if state.search_backoffs.get(_search_key(state, applicant), NOT_SEARCHED)[0] > state.now:
         return False
     # The others are searched in the next steps: the controller answers requests in between.
-    if state.queue.searches >= MAX_SEARCHES:
+    if state.queue.has_spent_work:
         state.timers.set(("seek", applicant.id), state.now + NEXT_STEP_S)
         return False
     # In order of what is lost: machines on their way, surplus units of reservations, and only then whole jobs.
@@ -311,7 +310,7 @@ def try_preempt(
         # Machines held for other applicants are closed: victims there would make room for those.
         held = _nodes_held_before(state, applicant) if holds is None else holds.nodes_held_for_others(applicant)
         choice, work = _search_victims(state, applicant, held)
-        state.queue.searches += 1 + work // JOBS_PER_SEARCH + len(state.claims) // CLAIMS_PER_SEARCH
+        state.queue.work += SEARCH_WORK + work + CLAIM_WORK * len(state.claims)
     if choice is None or not choice.units:
         _back_off(state, applicant, wait_s)
         return False
@@ -372,13 +371,18 @@ def _machine_wait_s(state: Tables, applicant: Applicant) -> float:
 def search_for_candidates(state: State, out: EffectBuffer) -> None:
     """Search victims for applicants that the pass did not try, which only looks at the first of each shape."""
     queue = state.queue
-    while queue.preemption_candidates and queue.searches < MAX_SEARCHES:
+    while queue.preemption_candidates and not queue.has_spent_work:
         lane = next(iter(queue.preemption_candidates))
         del queue.preemption_candidates[lane]
         _search_in_lane(state, out, lane)
     if queue.preemption_candidates:
-        # The empty id names no applicant: the step that the timer causes continues with the candidates.
-        state.timers.set(("seek", ""), state.now + NEXT_STEP_S)
+        continue_next_step(state)
+
+
+def continue_next_step(state: State) -> None:
+    """Cause a step that does the rest of what is too much for this one."""
+    # The empty id names no applicant: that step continues with the candidates, and with the pass.
+    state.timers.set(("seek", ""), state.now + NEXT_STEP_S)
 
 
 def _search_in_lane(state: State, out: EffectBuffer, lane: TenantShapeQueue) -> None:

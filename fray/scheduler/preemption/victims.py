@@ -358,6 +358,7 @@ class _VictimSearch:
         for node in nodes:
             for attempt in map(self.state.attempts.__getitem__, self.state.on_node[node]):
                 job = self.state.jobs[attempt.job_id]
+                self.trial.jobs_examined += 1
                 # What ends anyway is free in the trial's pool already, and must not be counted twice.
                 if job.job_id not in self.trial.ended_jobs:
                     gifts.setdefault(job.job_id, []).append((node, self.state.share_of(attempt), attempt.devices))

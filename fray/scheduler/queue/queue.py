@@ -24,6 +24,9 @@ from fray.scheduler.queue.fair_share import FairShareAccounts, amount_of, zero_a
 from fray.scheduler.queue.fair_share import Tenant as Tenant
 from fray.scheduler.queue.indexes import ShapeIndex, SortedBlocks, TenantQueue, TenantShapeQueue, WaitingShape
 
+WORK_PER_STEP = 300
+"""Work after which no further plan or search begins in this step: the controller answers no request meanwhile. Counted,
+and not measured, so that the same events give the same decisions."""
 T = TypeVar("T")
 _demand_fields = attrgetter(*(field.name for field in fields(Demand)))
 
@@ -67,8 +70,10 @@ class Queue:
         """Number of the last pass."""
         self.preemption_candidates: dict[TenantShapeQueue, None] = {}
         """Shape queues with new applicants that may preempt others, until `preemption` clears it."""
-        self.searches = 0
-        """Searches for victims in this step."""
+        self.work = 0
+        """Work on plans and searches for victims in this step, in units of about 10 µs."""
+        self.is_unfinished = False
+        """True if the last pass has left a plan to the next step."""
         self.changes = 0
         """Count of all changes."""
         self._arrivals: deque[Applicant] = deque()
@@ -245,6 +250,11 @@ class Queue:
         self.untried.update(dict.fromkeys(inside))
 
     # Queries
+
+    @property
+    def has_spent_work(self) -> bool:
+        """Return whether further plans and searches are left to the next step."""
+        return self.work >= WORK_PER_STEP
 
     def head(self, shape: PlacementShape) -> Applicant:
         """Return the applicant of this shape that was accepted first."""
