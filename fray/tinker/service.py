@@ -358,7 +358,7 @@ async def serve(
             made by any, and by another one at once when one is killed. An `EngineRange` has their number follow the
             load.
         threads: of each engine's computation; None: as many as torch takes.
-        resources: that each engine reserves. Default: 1 CPU and 2 GB.
+        resources: that each engine reserves, which quotas count. Default: none.
         session_s: seconds without a heartbeat after which a session of the Tinker API ends.
         user_limits: of each user. Default: `fray.tinker.core.limits.UserLimits()`.
         client_grace_s: seconds without a request after which a job whose client is gone ends; 0: never. Default: 1 h.

@@ -35,6 +35,7 @@ pytestmark = pytest.mark.torch
         (["--engines", "many"], "--engines many: expected a number, or MIN..MAX as in 1..4"),
         (["--engines", "1..2", "--engine-idle", "0s"], "--engines 1..2: expected MIN..MAX with MIN of at least 1 and "),
         (["--engine-queue", "soon"], "--engine-queue 'soon' is not a valid duration; examples: 30s, 10m, 2h, 1d"),
+        (["--engine-memory", "many"], "memory='many' is not a valid size"),
         (["--client-grace", "1y"], "--client-grace '1y' is not a valid duration; examples: 30s, 10m, 2h, 1d"),
         (["--tls-cert", "a.pem"], "--tls-cert and --tls-key belong together: the certificate and its key, in PEM"),
     ],

@@ -49,6 +49,12 @@ def add_tinker(verbs: Verbs) -> None:
         help="an engine without requests for so long ends, down to MIN (default: %(default)s)",
     )
     parser.add_argument(
+        "--engine-cpu", type=float, default=0.0, metavar="N", help="CPUs that each engine reserves (default: none)"
+    )
+    parser.add_argument(
+        "--engine-memory", default="0", metavar="SIZE", help="memory that each engine reserves: 4GB (default: none)"
+    )
+    parser.add_argument(
         "--virtual-gpus", type=int, default=0, metavar="N", help="CPU engines that count as GPUs, for some clients"
     )
     parser.add_argument(

@@ -13,6 +13,7 @@ from fray.cli.formatting import span_of
 from fray.cli.output import note, say_json
 from fray.cli.tinker.connection import explained_missing
 from fray.errors import InvalidRequest
+from fray.model.resources import ResourceConfig
 
 
 async def serve(options: argparse.Namespace) -> int:
@@ -22,6 +23,7 @@ async def serve(options: argparse.Namespace) -> int:
     if bool(options.tls_cert) != bool(options.tls_key):
         raise InvalidRequest("--tls-cert and --tls-key belong together: the certificate and its key, in PEM")
     engines = _engines(options)
+    resources = ResourceConfig.with_cpu(options.engine_cpu, options.engine_memory)
     limits, grace_s = _limits(options.limit), span_of(options.client_grace, "--client-grace")
     spec = options.cluster or default_spec()
     # Threads of one process cannot be engines: on one machine, each is a process.
@@ -35,6 +37,7 @@ async def serve(options: argparse.Namespace) -> int:
             auth=True if options.auth else None,
             open_registration=True if options.open_registration else None,
             virtual_gpus=options.virtual_gpus,
+            resources=resources,
             engines=engines,
             user_limits=limits,
             client_grace_s=grace_s or 0.0,
