@@ -22,7 +22,7 @@ MARGIN_S = 10.0
 """Seconds from the end of a job's termination until its machines are surely free: cleaning up and reporting."""
 MAX_ENDS = 512
 """Maximum number of ends that are considered for one plan."""
-PLAN_WORK = 100
+PLAN_WORK = 40
 """Work of a plan (see `Queue.work`), besides two units for each of these ends."""
 MAX_JOBS_EXAMINED = 1024
 """Maximum number of jobs, those with the soonest time limits, among which these ends are sought."""

@@ -60,9 +60,9 @@ MAX_TRIES = 8
 """Searches for one applicant, each without a job whose tenant does not borrow any more."""
 VICTIMS_SHOWN = 4
 """Victims that are named in a message."""
-SEARCH_WORK, CLAIM_WORK = 60, 8
-"""Work of a search (see `Queue.work`), besides a unit for each examined job; and of each claim, which every search
-applies first."""
+SEARCH_WORK = 20
+"""Work of a search (see `Queue.work`), besides a unit for each examined job, and for each claimed place of a member,
+which every search takes first."""
 MAX_BACKOFFS = 10_000
 MACHINE_REQUEST_S = 3.0
 """Seconds within which machines are requested for an applicant that they may serve."""
@@ -310,7 +310,8 @@ def try_preempt(
         # Machines held for other applicants are closed: victims there would make room for those.
         held = _nodes_held_before(state, applicant) if holds is None else holds.nodes_held_for_others(applicant)
         choice, work = _search_victims(state, applicant, held)
-        state.queue.work += SEARCH_WORK + work + CLAIM_WORK * len(state.claims)
+        claimed = sum(share.members for claim in state.claims.values() for share in claim.shares)
+        state.queue.work += SEARCH_WORK + work + claimed
     if choice is None or not choice.units:
         _back_off(state, applicant, wait_s)
         return False
