@@ -28,6 +28,7 @@ help:
 	@echo "make docs                                                     the pages and a reference of everything public, in build/docs"
 	@echo "make campaign                                                 1,000 seeds, 1,000 deaths, 300 kills, 10 minutes of load, 100 network faults, fuzzers, all tests with each Python"
 	@echo "make mutants [ARGS='--only busy']                               deliberate bugs, and the seeds of the simulation that find them"
+	@echo "make campaign HOURS=8 [SEEDS=0-9999]                          only the simulator: fresh seeds of this commit for so many hours"
 	@echo "make lint                                                     lint and types alone"
 	@echo "make bench                                                    calls, sync APIs, streams, arrays, tasks, actors, light actors, start-up"
 	@echo "make peers                                                    .venv-peers: Ray, xoscar and Dask, to compare with (500 MB)"
@@ -52,6 +53,7 @@ test-more: lint
 	@tools/venv docs
 	@$(PYTEST) --more $(PARALLEL) -m "not timed" $(ARGS) || [ $$? -eq 5 ]
 	@$(PYTEST) --more -m timed $(ARGS) || [ $$? -eq 5 ]
+	@[ -n "$(ARGS)" ] || $(PY) -m tests.simulation --fresh 200 --limit-s 180 --jobs $(TEST_WORKERS)
 	@[ -n "$(ARGS)" ] || FRAY_PYTHONS="3.13 3.14" tools/pythons
 	@[ -n "$(ARGS)" ] || $(MAKE) test-rl
 	@[ -n "$(ARGS)" ] || $(MAKE) test-tinker ARGS='-m torch'
@@ -126,6 +128,13 @@ constraints:
 	printf 'ray\nxoscar\nuvloop\ndistributed\nnumpy\n' | uv pip compile pyproject.toml - -c constraints.txt --universal \
 		--python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --quiet -o bench/peers.txt
 
+# With HOURS only the simulation: fresh seeds of this commit, or those of SEEDS=A-B, as many as it gets done.
+ifdef HOURS
+campaign: venv
+	@mkdir -p build
+	@$(PY) -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS),--fresh 1000000) --jobs $(TEST_WORKERS) \
+		--limit-s $$(awk 'BEGIN { print $(HOURS) * 3600 }') --coverage build/coverage.json || [ $$? -eq 3 ]
+else
 # Exit status 3 of the simulation: no violation, but rows of its tables that never occurred, which it names.
 campaign: venv
 	@FRAY_EXTRAS=test tools/pythons --all $(PARALLEL) -m "not timed" tests
@@ -144,6 +153,7 @@ campaign: venv
 	@tools/venv tinker-0.38
 	@.venv-rl/bin/python -m bench.faults.tinker_kills --kills 200
 	@$(PY) -m bench.soak --minutes 10
+endif
 
 # Deliberate bugs, and within how many seeds of the simulation each is found.
 mutants: venv

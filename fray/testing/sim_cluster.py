@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
@@ -95,9 +95,12 @@ class Freezer:
     def __init__(self, truth: GroundTruth, network: SimNetwork) -> None:
         self._truth, self._network = truth, network
         self._frozen: dict[str, list[Any]] = {}
+        self._interception = ExitStack()
 
     def freeze(self, machine: str) -> None:
         """Stop a machine like SIGSTOP to every process."""
+        if not self._frozen:
+            self._intercept()
         self._frozen.setdefault(machine, [])
         self._truth.stopped.add(machine)
         self._network.suspend(machine)
@@ -110,22 +113,30 @@ class Freezer:
             self._truth.continued_at[machine] = trio.current_time()
         for task in self._frozen.pop(machine, ()):
             task._runner.runq.append(task)
+        if not self._frozen:
+            self._interception.close()
 
     @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Intercept Trio's scheduling of tasks while the block runs."""
+    def enabled(self) -> Iterator[None]:
+        """Allow `freeze` while the block runs."""
+        try:
+            yield
+        finally:
+            self._interception.close()
+
+    def _intercept(self) -> None:
+        """Intercept Trio's scheduling of tasks, while a machine is stopped: it costs something at each wake-up."""
         runner_class: Any = trio._core._run.Runner
         original = runner_class.reschedule
 
         def reschedule(runner: Any, task: Any, *outcome: Any) -> None:
             original(runner, task, *outcome)
-            waiting = self._frozen.get(task.context.get(current_machine, "")) if self._frozen else None
+            waiting = self._frozen.get(task.context.get(current_machine, ""))
             if waiting is not None:
                 assert runner.runq.pop() is task
                 waiting.append(task)
 
-        with mock.patch.object(runner_class, "reschedule", reschedule):
-            yield
+        self._interception.enter_context(mock.patch.object(runner_class, "reschedule", reschedule))
 
 
 # The controller ------------------------------------------------------------------------------------------------------
@@ -587,7 +598,7 @@ async def open_sim_cluster(
             sim.open_cloud((*GROUPS, SLICES) if slices else GROUPS)
         sim.first_policy = sim.policy
         with (
-            sim.freezer.installed(),
+            sim.freezer.enabled(),
             _watched_steps(watch, truth),
             _no_threads(run_in_thread or _refuse),
             _moving_machines(sim),

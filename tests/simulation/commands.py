@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import multiprocessing
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 from fray.model.messages.session import VERSION
@@ -20,11 +23,14 @@ from fray.testing.seed import Seed
 from tests.simulation import coverage, scenario_files, shrink
 from tests.simulation.code_version import code_version
 from tests.simulation.directed_plans import DIRECTED, draw_directed
+from tests.simulation.fresh_seeds import first_fresh_seed
 from tests.simulation.run import counts_text, run_seed, summary
 from tests.simulation.scenario import ScenarioResult
 from tests.simulation.scenario_plans import ScenarioPlan, draw_plan
 
 PROGRESS_SEEDS = 20
+QUEUED_PER_JOB = 3
+"""Runs that wait or run, or whose results wait for an earlier one, for each process."""
 DIRECTED_EVERY = 5
 """Seeds of a campaign for each directed scenario."""
 NOT_COVERED = 3
@@ -36,12 +42,16 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--seed", type=int, default=0, help="run the scenario of this seed (default: 0)")
     what.add_argument("--seeds", metavar="A-B", help="run all of these and count")
+    what.add_argument("--fresh", metavar="N", type=int, help="run this many seeds that are derived from the commit")
     what.add_argument("--scenario", metavar="FILE", type=Path, help="run the scenario of a file")
     parser.add_argument("--directed", metavar="NAME", choices=sorted(DIRECTED), help="instead of a random scenario")
     parser.add_argument(
         "--version", metavar="V", help="version of the code that printed the seed: say if it is another"
     )
     parser.add_argument("--jobs", type=int, default=1, help="processes to use (default: 1)")
+    parser.add_argument(
+        "--limit-s", type=float, default=math.inf, help="begin no more of --seeds or --fresh after this many seconds"
+    )
     parser.add_argument(
         "--shrink", metavar="FILE", type=Path, help="reduce the scenario of --seed to a short one with its violation"
     )
@@ -52,15 +62,18 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--coverage",
         metavar="FILE",
         type=Path,
-        help="fail if a rule, an end or a fault never occurred in --seeds; as JSON",
+        help="fail if a rule, an end or a fault never occurred in --seeds or --fresh; as JSON",
     )
     parser.add_argument("--verbose", action="store_true", help="also what the parts log")
     options = parser.parse_args(argv)
-    if options.coverage is not None and options.seeds is None:
+    is_one = options.seeds is None and options.fresh is None
+    if options.coverage is not None and is_one:
         parser.error("--coverage is of many seeds: --seeds A-B --coverage FILE")
-    if options.directed is not None and (options.seeds is not None or options.scenario is not None):
+    if options.limit_s != math.inf and is_one:
+        parser.error("--limit-s is of many seeds: --seeds A-B --limit-s 600")
+    if options.directed is not None and (not is_one or options.scenario is not None):
         parser.error("--directed needs one seed: --seed N --directed NAME")
-    if options.shrink is not None and options.seeds is not None:
+    if options.shrink is not None and not is_one:
         parser.error("--shrink needs one seed: --seed N --shrink FILE")
     return options
 
@@ -80,7 +93,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if options.seeds is not None:
         first, _, last = options.seeds.partition("-")
-        return _run_many(range(int(first), int(last or first) + 1), options.jobs, options.coverage)
+        return _run_many(range(int(first), int(last or first) + 1), options)
+    if options.fresh is not None:
+        first, source = first_fresh_seed()
+        print(f"seeds {first}-{first + options.fresh - 1}, derived from {source}", flush=True)
+        return _run_many(range(first, first + options.fresh), options)
     try:
         if options.shrink is not None:
             return _shrink(options)
@@ -153,11 +170,12 @@ def _size(plan: ScenarioPlan) -> str:
     return f"{len(plan.acts)} acts, {len(plan.faults)} faults, {len(plan.machines)} machines, {plan.drivers} drivers"
 
 
-def _run_many(numbers: Iterable[int], jobs: int, coverage_path: Path | None = None) -> int:
+def _run_many(numbers: Sequence[int], options: argparse.Namespace) -> int:
+    coverage_path: Path | None = options.coverage
     began, done, broken = time.perf_counter(), 0, 0
     faults, acts, events = Counter[str](), Counter[str](), Counter[str]()
     covered, virtual_s = Counter[str](), 0.0
-    for (number, directed), result in _results(_with_directed(numbers), jobs):
+    for (number, directed), result in _results(_with_directed(numbers), options.jobs, options.limit_s):
         done += not directed
         if isinstance(result, str):
             broken += 1
@@ -180,6 +198,8 @@ def _run_many(numbers: Iterable[int], jobs: int, coverage_path: Path | None = No
         is_covered = not coverage.missing(covered) and not coverage.wrongly_exempt(covered)
     pace = f"{done / took_s * 60:.0f} seeds per minute"
     print(f"{done} seeds, {broken} broken, {virtual_s / 3600:.1f} simulated hours, {pace}")
+    if done < len(numbers):
+        print(f"of {len(numbers)} seeds {len(numbers) - done} were not run: the limit was {options.limit_s:g} s")
     if broken:
         return 1
     return 0 if is_covered else NOT_COVERED
@@ -193,12 +213,31 @@ def _with_directed(numbers: Iterable[int]) -> Iterator[tuple[int, str]]:
             yield number, list(DIRECTED)[number // DIRECTED_EVERY % len(DIRECTED)]
 
 
-def _results(runs: Iterable[tuple[int, str]], jobs: int) -> Iterator[tuple[tuple[int, str], ScenarioResult | str]]:
+def _results(
+    runs: Iterable[tuple[int, str]], jobs: int, limit_s: float
+) -> Iterator[tuple[tuple[int, str], ScenarioResult | str]]:
+    ends_at = time.monotonic() + limit_s
     if jobs <= 1:
-        yield from map(_attempt, runs)
+        yield from map(_attempt, takewhile(lambda _: time.monotonic() < ends_at, runs))
         return
+    room, is_over = threading.Semaphore(jobs * QUEUED_PER_JOB), False
+
+    def feed() -> Iterator[tuple[int, str]]:
+        # The pool would take all of them at once, and the limit would come too late.
+        for run in runs:
+            room.acquire()
+            if is_over or time.monotonic() >= ends_at:
+                return
+            yield run
+
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap(_attempt, runs, chunksize=4)
+        try:
+            for result in pool.imap(_attempt, feed()):
+                room.release()
+                yield result
+        finally:
+            is_over = True
+            room.release()  # the pool ends only when its feeding thread does
 
 
 def _attempt(run: tuple[int, str]) -> tuple[tuple[int, str], ScenarioResult | str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
+from unittest import mock
 
 import trio
 from attrs import evolve
@@ -22,6 +24,8 @@ from tests.simulation.scenario_plans import ScenarioPlan, draw_plan
 T = TypeVar("T")
 PASSES_LIMIT = 200_000
 """Turns of Trio's loop without any time passing, after which it counts as an endless loop."""
+POLL_TURNS = 1000
+"""Turns of Trio's loop after which it looks at its sockets in any case."""
 
 
 class VirtualTimeStuck(Exception):
@@ -50,20 +54,76 @@ class _JumpingClock(trio.abc.Clock):
         return 0.0
 
 
-class _Watchdog(trio.abc.Instrument):
-    def __init__(self) -> None:
-        self._time = -1.0
-        self._passes = 0
-        self.scope = trio.CancelScope()
-        self.barked = False
+class _NoIO:
+    """I/O manager of a loop that waits for nothing outside of it: asks the system only when there may be an answer.
 
-    def before_io_wait(self, timeout: float) -> None:
-        now = trio.current_time()
+    Counts the turns without any time passing, and cancels ``scope`` at `PASSES_LIMIT`.
+    """
+
+    def __init__(self, clock: _JumpingClock, runner: Any) -> None:
+        self._clock, self._real, self._entries = clock, runner.io_manager, runner.entry_queue
+        self._time = -1.0
+        self._turns = self._passes = 0
+        self.scope = trio.CancelScope()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def get_events(self, timeout: float) -> Any:
+        now = self._clock.current_time()
         self._passes = self._passes + 1 if now == self._time else 0
         self._time = now
         if self._passes > PASSES_LIMIT:
-            self.barked = True
             self.scope.cancel()
+        self._turns += 1
+        # Finalizers and signals (Ctrl-C) wake the loop by a socket.
+        if self._entries.queue or self._entries.idempotent_queue or self._turns % POLL_TURNS == 0:
+            return self._real.get_events(timeout)
+        return ()
+
+    def process_events(self, events: Any) -> None:
+        if events:
+            self._real.process_events(events)
+
+
+class _DeadlineChange:
+    """Plain form of `trio.CancelScope._might_change_registered_deadline`: a generator costs more than its content.
+
+    Entered and left with each cancel scope, thus with nearly every wait of a simulation.
+    """
+
+    __slots__ = ("_scope",)
+
+    def __init__(self, scope: Any) -> None:
+        self._scope = scope
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        scope = self._scope
+        old = scope._registered_deadline
+        new = math.inf if scope._cancel_status is None or scope._cancel_called else scope._deadline
+        if old != new:
+            scope._registered_deadline = new
+            deadlines = trio._core._run.GLOBAL_RUN_CONTEXT.runner.deadlines
+            if old != math.inf:
+                deadlines.remove(old, scope)
+            if new != math.inf:
+                deadlines.add(new, scope)
+
+
+@contextmanager
+def _plain_deadlines() -> Iterator[None]:
+    """Use `_DeadlineChange` while entered, in loops of this thread: other threads may be hosts of a guest loop."""
+    original = trio.CancelScope._might_change_registered_deadline
+    thread_id = threading.get_ident()
+
+    def change(scope: Any) -> Any:
+        return _DeadlineChange(scope) if threading.get_ident() == thread_id else original(scope)
+
+    with mock.patch.object(trio.CancelScope, "_might_change_registered_deadline", change):
+        yield
 
 
 class _ErrorLogHandler(logging.Handler):
@@ -124,15 +184,17 @@ def run_in_virtual_time(seed: Seed, scenario: Callable[[], Awaitable[T]]) -> tup
     Raises:
         VirtualTimeStuck: virtual time stood still.
     """
-    dog = _Watchdog()
-    results: list[T] = []
+    clock, results = _JumpingClock(), list[T]()
 
     async def main() -> None:
-        with dog.scope:
+        runner: Any = trio.lowlevel.current_task()._runner
+        runner.io_manager = no_io = _NoIO(clock, runner)
+        runner.instruments = {}  # asked several times for each step of a task: faster than Trio's own mapping
+        with no_io.scope:
             results.append(await scenario())
 
-    with steady(seed), _listening() as caught:
-        trio.run(main, clock=_JumpingClock(), instruments=[dog])
+    with steady(seed), _plain_deadlines(), _listening() as caught:
+        trio.run(main, clock=clock)
     if not results:
         raise VirtualTimeStuck(f"seed {seed.number}: time stood still")
     return results[0], list(dict.fromkeys(caught.texts))

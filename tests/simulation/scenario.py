@@ -161,6 +161,8 @@ class Scenario:
     trace: Trace
     truth: GroundTruth
     network: SimNetwork
+    check_rng: random.Random = Factory(lambda self: self.seed.stream("checks"), takes_self=True)
+    """Generator that chooses the steps after which everything is checked."""
     fault_history: FaultHistory = Factory(FaultHistory)
     operations: Counter[str] = Factory(Counter)
     acts: Counter[str] = Factory(Counter)
@@ -179,7 +181,6 @@ class Scenario:
     fault_log: list[tuple[float, float | None]] = Factory(list)
     sim: SimCluster = None  # type: ignore[assignment]
     gone_within_s: float = GONE_WITHIN_S
-    steps: int = 0
     decided: CommittedOutcomes = Factory(CommittedOutcomes)
     _restores: int = 0
     _cut_short: set[str] = Factory(set)
@@ -198,9 +199,9 @@ class Scenario:
 
     def watch(self, state: State, event: Event, effects: Sequence[Effect]) -> None:
         """Check the state after a step of the scheduler."""
-        self.steps += 1
         self.trace.note("invariant", f"{trio.current_time():.9f}", event, effects)
-        checks.invariants(self.truth, state, self.steps)
+        # At random, so that no rhythm of the scenario hides from it.
+        checks.invariants(self.truth, state, thorough=self.check_rng.random() * checks.THOROUGH_EVERY_STEPS < 1.0)
         self._count(effects)
         coverage.count_step(self.coverage, state, event, effects)
         if isinstance(event, LaunchRequested):

@@ -11,16 +11,19 @@ from fray.scheduler.lifecycle import SessionPhase
 from fray.scheduler.state.state import State
 from fray.testing.invariants.groups import job_groups_are_sound
 from fray.testing.invariants.indexes import indexes, quotas
-from fray.testing.invariants.jobs import JOB_RULES, concerned_jobs, jobs, jobs_of, living_jobs
+from fray.testing.invariants.jobs import JOB_RULES, concerned_jobs, jobs, jobs_of, living_jobs, preemption
 from fray.testing.invariants.machines import (
     MACHINE_RULES,
+    RULES_OF_MOMENTS,
+    RULES_OF_NODES,
     Rule,
     attempts,
+    concerned_nodes,
     desired_attempts,
     living_attempts,
     looked_at,
 )
-from fray.testing.invariants.reservations import RESERVATION_RULES
+from fray.testing.invariants.reservations import RESERVATION_RULES, RESERVATION_RULES_OF_CHANGES
 from fray.testing.invariants.slices import slices_are_whole
 
 
@@ -39,14 +42,19 @@ def check(state: State, *, thorough: bool = True) -> list[str]:
 def check_changed(state: State) -> list[str]:
     """Return the violations that the changes since the last save can have made, as far as rows show them.
 
-    Nothing is checked if no row was changed, and of jobs only those that were changed, or whose attempts or owners
-    were. For scenarios that call `check` now and then, too.
+    Of jobs only those are checked that were changed, or whose attempts or owners were, and of nodes those that were
+    changed, or whose attempts or reservations were; and all rules whose violations the next step may hide. For
+    scenarios that call `check` now and then, too: what lasts is found there.
     """
     concerned = concerned_jobs(state)
     if concerned is None:
         return []
-    with looked_at(state):
-        return [*jobs_of(state, concerned), *(sentence for rule in _RULES_OF_CHANGES for sentence in rule(state))]
+    with looked_at(state, concerned_nodes(state)):
+        found = [*jobs_of(state, concerned), *(sentence for rule in _RULES_OF_CHANGES for sentence in rule(state))]
+        jobs_ = (state.jobs.get(job_id) for job_id in concerned)
+        if any(job is not None and job.spec.job_group for job in jobs_):
+            found += job_groups_are_sound(state)
+        return found
 
 
 @define
@@ -136,4 +144,4 @@ RULES: tuple[Rule, ...] = (
 
 _SHORTER: dict[Rule, Rule] = {jobs: living_jobs, attempts: living_attempts}
 RULES_OF_THE_LIVING = tuple(_SHORTER.get(rule, rule) for rule in RULES if rule not in (indexes, desired_attempts))
-_RULES_OF_CHANGES = tuple(rule for rule in RULES_OF_THE_LIVING if rule is not living_jobs)
+_RULES_OF_CHANGES = (*RULES_OF_NODES, *RULES_OF_MOMENTS, preemption, *RESERVATION_RULES_OF_CHANGES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
@@ -12,7 +12,7 @@ from fray.model.policy.machine_groups import MachineState
 from fray.scheduler.jobs.node_faults import quarantine_limit, quarantined_nodes
 from fray.scheduler.lifecycle import AttemptPhase, NodePhase
 from fray.scheduler.placement.lending import attempts_above
-from fray.scheduler.state.rows import AttemptRow
+from fray.scheduler.state.rows import AttemptRow, Node
 from fray.scheduler.state.state import State
 from fray.scheduler.state.unit_rows import UnitPhase
 from fray.testing.invariants.reservations import devices_add_up, units_by_node
@@ -21,18 +21,40 @@ Rule: TypeAlias = Callable[[State], Iterator[str]]
 
 
 _Living: TypeAlias = "defaultdict[str, list[AttemptRow]]"
-_grouped: dict[int, _Living] = {}
-"""Living attempts by node, for states that are being checked: several invariants need them."""
+_grouped: dict[int, tuple[list[Node], _Living]] = {}
+"""Nodes to look at, and living attempts by node, for states that are being checked: several invariants need them."""
 
 
 @contextmanager
-def looked_at(state: State) -> Iterator[None]:
-    """Context in which the state does not change, and its living attempts are collected once."""
-    _grouped[id(state)] = _group_living(state)
+def looked_at(state: State, names: Iterable[str] | None = None) -> Iterator[None]:
+    """Context in which the state does not change, and its living attempts are collected once.
+
+    Args:
+        names: nodes to look at, with the attempts that the index has on them. Default: all nodes and attempts.
+    """
+    if names is None:
+        _grouped[id(state)] = list(state.nodes.values()), _group_living(state)
+    else:
+        nodes = [node for name in names if (node := state.nodes.get(name)) is not None]
+        _grouped[id(state)] = nodes, _living_on(state, nodes)
     try:
         yield
     finally:
         del _grouped[id(state)]
+
+
+def concerned_nodes(state: State) -> set[str]:
+    """Return the nodes that changes since the last save concern: changed ones, those of changed attempts and
+    reservations, and all that are cordoned, whose time to be drained comes without a change."""
+    found = {node.name for node in state.nodes.values() if node.cordon is not None}
+    for table, key in state.touched():
+        if table == "node":
+            found.add(key)
+        elif table == "attempt" and key in state.attempts:
+            found.add(state.attempts[key].node)
+        elif table == "reservation" and key in state.reservations:
+            found.update(node for unit in state.reservations[key].units for node in unit.nodes)
+    return found
 
 
 def _capacity(state: State) -> Iterator[str]:
@@ -40,7 +62,7 @@ def _capacity(state: State) -> Iterator[str]:
     twice."""
     living = _living_by_node(state)
     shares = units_by_node(state)
-    for node in state.nodes.values():
+    for node in _nodes_to_check(state):
         held = [attempt for attempt in living[node.name] if not state.jobs[attempt.job_id].spec.reservation_id]
         units = shares[node.name]
         demands = [*(state.share_of(a) for a in held), *(demand for demand, _ in units)]
@@ -74,7 +96,7 @@ def _ports(state: State) -> Iterator[str]:
             other = given.setdefault((node.name, port), attempt.attempt_id)
             if other != attempt.attempt_id or not 0 <= port - node.capacity.ports.first < node.capacity.ports.count:
                 yield f"port {port} of {node.name} is allocated to {other} and to {attempt.attempt_id}"
-    for node in state.nodes.values():
+    for node in _nodes_to_check(state):
         mine = sorted(port for name, port in given if name == node.name)
         if mine != sorted(state.pool.machines[node.name].ports.given):
             yield f"the pool differs on the ports of {node.name}"
@@ -94,7 +116,7 @@ def _cordons(state: State) -> Iterator[str]:
     """Yield attempts placed on cordoned machines, attempts left on drained ones, and machines that are not drained
     in time."""
     by_node = _living_by_node(state)
-    for node in state.nodes.values():
+    for node in _nodes_to_check(state):
         cordon = node.cordon
         if cordon is None:
             continue
@@ -205,7 +227,19 @@ def desired_attempts(state: State) -> Iterator[str]:
 def _living_by_node(state: State) -> _Living:
     """Return living attempts by node by the rows, without the index."""
     found = _grouped.get(id(state))
-    return _group_living(state) if found is None else found
+    return _group_living(state) if found is None else found[1]
+
+
+def _nodes_to_check(state: State) -> Iterable[Node]:
+    found = _grouped.get(id(state))
+    return state.nodes.values() if found is None else found[0]
+
+
+def _living_on(state: State, nodes: Iterable[Node]) -> _Living:
+    living: _Living = defaultdict(list)
+    for node in nodes:
+        living[node.name] = [state.attempts[attempt_id] for attempt_id in state.on_node[node.name]]
+    return living
 
 
 def _group_living(state: State) -> _Living:
@@ -216,4 +250,8 @@ def _group_living(state: State) -> _Living:
     return living
 
 
+RULES_OF_NODES: tuple[Rule, ...] = (_capacity, _ports, _cordons, living_attempts)
+"""Rules that check the nodes of `looked_at` alone."""
+RULES_OF_MOMENTS: tuple[Rule, ...] = (_fleet,)
+"""Rules about what a step does, whose violations the next step may hide."""
 MACHINE_RULES: tuple[Rule, ...] = (_capacity, _ports, _nodes, _cordons, _fleet, _quarantine, attempts, desired_attempts)

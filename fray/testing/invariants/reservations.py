@@ -147,3 +147,5 @@ RESERVATION_RULES: tuple[Callable[[State], Iterator[str]], ...] = (
     _reservations_end,
     _inside_only,
 )
+RESERVATION_RULES_OF_CHANGES = (_held_as_promised,)
+"""Rules about what a step does, whose violations the next step may hide."""
