@@ -23,7 +23,7 @@ help:
 	@echo "make test-more                                                what test-all adds to test, without what test has run"
 	@echo "make test-rl [ARGS='-k losses']                               tests of fray.rl that need torch, in .venv-rl (part of test-all)"
 	@echo "make test-tinker [ARGS='-k digits']                           tests of fray.tinker, with its gate and ten kills, in .venv-rl (part of test-all)"
-	@echo "make test-marin                                             fray.v2 on a real Iris, in .venv-marin (part of test-all)"
+	@echo "make test-marin                                             fray.v2 on a real Iris, Zephyr on Fray, in .venv-marin (part of test-all)"
 	@echo "make network [ARGS='-k relay']                                hosts as namespaces, cut, reset, rebooted (needs root; see tests/network)"
 	@echo "make docs                                                     the pages and a reference of everything public, in build/docs"
 	@echo "make campaign                                                 1,000 seeds, 1,000 deaths, 300 kills, 10 minutes of load, 100 network faults, fuzzers, all tests with each Python"
@@ -78,7 +78,7 @@ test-tinker:
 # A real Iris, started by the tests, in an environment of its own; `make test-all` runs a selection, as the contract of all
 # clients takes four minutes.
 test-marin:
-	@FRAY_PYTHONS=3.12 FRAY_VENV=.venv-marin FRAY_EXTRAS=marin tools/pythons -n 2 --dist loadgroup tests/v2/test_v2_iris.py $(ARGS)
+	@FRAY_PYTHONS=3.12 FRAY_VENV=.venv-marin FRAY_EXTRAS=marin tools/pythons -n 2 --dist loadgroup tests/v2/test_v2_iris.py tests/v2/test_v2_zephyr.py $(ARGS)
 
 # Scenarios wait more than they compute, but their times are measured: two at a time.
 network: venv

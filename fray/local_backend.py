@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from fray.v2.local_backend import LocalActorGroup, LocalActorHandle, LocalActorMethod
-from fray.v2.marin.clients import LocalClient, LocalJobHandle
+from fray.v2.local_backend import LocalActorHandle, LocalActorMethod
+from fray.v2.marin.clients import LocalActorGroup, LocalClient, LocalJobHandle
 from fray.v2.marin.version import unknown_name
 
 __all__ = [

@@ -14,6 +14,7 @@ Callers import the names from here, and from `actor`, `client`, `types`, `local_
 `ray_backend.backend`.
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from fray.missing_names import missing_name
@@ -22,6 +23,7 @@ from fray.v2.client import Client, current_client, set_current_client
 from fray.v2.fray.client import FrayClient
 from fray.v2.job import JobAlreadyExists, JobFailed, JobHandle, wait_all
 from fray.v2.local_backend import LocalActorHandle, LocalActorMethod, LocalClient, LocalJobHandle
+from fray.v2.marin.installed import warn_of_marin_fray
 from fray.v2.types import (
     ActorConfig,
     BinaryEntrypoint,
@@ -83,6 +85,7 @@ __all__ = [
     "wait_all",
 ]
 
+warn_of_marin_fray(Path(__file__).parents[1])
 
 if not TYPE_CHECKING:  # with it, type checkers would accept any name
 

@@ -111,6 +111,19 @@ class HostedActor(Generic[A_co]):
         self.shutdown()
 
 
+class EndingEvent(Event):
+    """Event with which an actor ends itself: `set` calls ``end``, the first time."""
+
+    def __init__(self, end: Callable[[], None]) -> None:
+        super().__init__()
+        self._end = end
+
+    def set(self) -> None:
+        if not self.is_set():
+            super().set()
+            self._end()
+
+
 class ActorContext:
     """Actor whose code is running: from `current_actor`, or made by hand.
 
@@ -131,8 +144,10 @@ class ActorContext:
         fail: Callable[[BaseException | str], None] | None = None,
     ) -> None:
         self.handle, self.index, self.group_name = handle, index, group_name
-        self.shutdown_event = Event() if shutdown_event is None else shutdown_event
-        """Event that is set once the actor shall end."""
+        if shutdown_event is None:
+            shutdown_event = Event() if terminate is None else EndingEvent(terminate)
+        self.shutdown_event = shutdown_event
+        """Event that is set once the actor shall end; setting it ends the actor."""
         self._terminate, self._fail = terminate or self.shutdown_event.set, fail
 
     def terminate(self) -> None:

@@ -26,19 +26,21 @@ from fray.v2.iris.actors import (
 )
 from fray.v2.iris.convert import (
     band_of,
-    constraints_of,
-    coscheduling_of,
-    entrypoint_of,
-    environment_of,
+    convert_constraints,
+    convert_container_profile,
+    convert_entrypoint,
+    convert_environment,
+    convert_resources,
     image_of,
     iris_client,
     iris_context,
     limit_of,
     max_failures_of,
     policy_of,
-    profile_of,
     remember_driver,
-    resources_of,
+    resolve_coscheduling,
+    wrap_multiprocess,
+    wrap_nsys,
 )
 from fray.v2.iris.jobs import HostingJob, IrisJobHandle
 from fray.v2.job import JobAlreadyExists, JobStatus
@@ -73,16 +75,18 @@ class FrayIrisClient(ExplainsMissing):
     Args:
         controller_address: ``host:port`` or URL of Iris's controller.
         workspace: directory that Iris uploads with jobs.
+        bundle_id: an uploaded workspace to use, in its place.
 
     Raises:
         RuntimeError: Iris is not installed.
     """
 
     _meant = V2_CLIENT_LINES
+    _job_class = IrisJobHandle
 
-    def __init__(self, controller_address: str, workspace: Any = None) -> None:
+    def __init__(self, controller_address: str, workspace: Any = None, bundle_id: str | None = None) -> None:
         url = controller_address if "://" in controller_address else f"http://{controller_address}"
-        self._initialize(iris_client().IrisClient.remote(url, workspace=workspace))
+        self._initialize(iris_client().IrisClient.remote(url, workspace=workspace, bundle_id=bundle_id))
 
     @classmethod
     def from_iris_client(cls, client: Any) -> FrayIrisClient:
@@ -103,32 +107,32 @@ class FrayIrisClient(ExplainsMissing):
         check_request(request)
         self._check_open()
         exists = iris_client().JobAlreadyExists
-        if request.entrypoint is None:
-            raise ValueError(
-                f"job {request.name!r} has no entrypoint: Entrypoint.from_callable or from_binary makes one"
-            )
         assert request.replicas is not None
+        entrypoint = convert_entrypoint(request.entrypoint, f"job {request.name!r}")
+        resources = convert_resources(request.resources)
+        if request.processes_per_task > 1:
+            entrypoint = wrap_multiprocess(entrypoint, resources, request.processes_per_task)
         try:
             job = self._iris.submit(
-                entrypoint=entrypoint_of(request),
+                entrypoint=wrap_nsys(entrypoint),
                 name=request.name,
-                resources=resources_of(request.resources),
-                environment=environment_of(request.environment),
-                constraints=constraints_of(request.resources) or None,
-                coscheduling=coscheduling_of(request.resources, request.replicas),
+                resources=resources,
+                environment=convert_environment(request.environment, request.resources.device),
+                constraints=convert_constraints(request.resources) or None,
+                coscheduling=resolve_coscheduling(request.resources, request.replicas),
                 replicas=request.replicas,
                 max_retries_failure=request.max_retries_failure,
                 max_retries_preemption=request.max_retries_preemption,
                 max_task_failures=max_failures_of(request),
                 existing_job_policy=policy_of(adopt_existing),
                 task_image=image_of(request.environment, request.resources),
-                container_profile=profile_of(request.resources),
+                container_profile=convert_container_profile(request.resources),
                 priority_band=band_of(request.priority),
                 timeout=limit_of(request),
             )
         except exists:
             raise JobAlreadyExists(request.name) from None
-        return self._track(IrisJobHandle(job))
+        return self._track(self._job_class(job))
 
     def create_actor(
         self,
@@ -180,18 +184,20 @@ class FrayIrisClient(ExplainsMissing):
 
         self._check_open()
         concurrency = config.max_concurrency
+        # Marin's actors are restarted as often as their calls would be repeated.
+        restarts = config.max_restarts if config.max_restarts is not None else config.max_task_retries or 0
         job = self._iris.submit(
             entrypoint=Entrypoint.from_callable(host_actor_job, cls, args, kwargs, name, group, index, concurrency),
             name=name,
-            resources=resources_of(resources),
-            environment=environment_of(environment),
+            resources=convert_resources(resources),
+            environment=convert_environment(environment, resources.device),
             ports=[PORT],
-            constraints=constraints_of(resources) or None,
+            constraints=convert_constraints(resources) or None,
             # Iris restarts a job, not an actor; the job of an actor is the actor's process.
-            max_retries_failure=config.max_restarts or 0,
-            max_task_failures=config.max_restarts or 0,
+            max_retries_failure=restarts,
+            max_task_failures=restarts,
             task_image=image_of(environment, resources),
-            container_profile=profile_of(resources),
+            container_profile=convert_container_profile(resources),
             priority_band=band_of(config.priority),
         )
         hosting = HostingJob(job, self._iris)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from inspect import isasyncgenfunction, iscoroutinefunction
 from math import isnan
 from time import monotonic, sleep
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, overload, runtime_checkable
 
 from fray.model.text import list_text
 from fray.v2.types import JobStatus as JobStatus
@@ -38,8 +38,22 @@ class JobHandle(Protocol):
     def terminate(self) -> None:
         """End the job; its status is STOPPED at once. May be repeated."""
 
-    def logs(self) -> str:
-        """Return the output of the job so far."""
+    @overload
+    def logs(self) -> str: ...
+
+    @overload
+    def logs(self, max_lines: int) -> tuple[str, ...]: ...
+
+    def logs(self, max_lines: int | None = None) -> Any:
+        """Return the output of the job so far: a text, or with ``max_lines`` a tuple of that many last lines (0: all).
+        In Marin's flat modules the default is 0."""
+
+
+def output_of(lines: Iterable[str], max_lines: int | None) -> str | tuple[str, ...]:
+    """Return lines as `JobHandle.logs` does."""
+    if max_lines is None:
+        return "".join(f"{line}\n" for line in lines)
+    return tuple(lines)[-max_lines:]
 
 
 class JobFailed(RuntimeError):

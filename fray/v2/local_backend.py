@@ -30,7 +30,7 @@ from fray.v2.interface import (
     _set_current_actor,
     take_environment,
 )
-from fray.v2.job import JobHandle, JobStatus, refuse_async
+from fray.v2.job import JobHandle, JobStatus, output_of, refuse_async
 from fray.v2.types import ActorConfig, CallableEntrypoint, Entrypoint, JobRequest, ResourceConfig, check_request
 
 T = TypeVar("T")
@@ -103,9 +103,11 @@ class LocalJobHandle:
         if not self._future.cancel() and self._kill is not None:
             self._kill()
 
-    def logs(self) -> str:
-        """Return the output of a program; empty for a function, which prints to the streams of this process."""
-        return "" if self._output is None else self._output()
+    def logs(self, max_lines: int | None = None) -> Any:
+        """Return the output of a program; empty for a function, which prints to the streams of this process. See
+        `fray.v2.JobHandle.logs`."""
+        text = "" if self._output is None else self._output()
+        return text if max_lines is None else output_of(text.splitlines(), max_lines)
 
     def _check_process(self) -> None:
         # A forked child has a copy of the job, which would never end there.
@@ -142,35 +144,30 @@ _registry: dict[str, _LocalActor] = {}
 os.register_at_fork(after_in_child=_registry.clear)  # a child has copies, which are not the actors
 
 
-class _EndingEvent(threading.Event):
-    """Event with which an actor ends itself: `set` ends it."""
-
-    def __init__(self, end: Callable[[], None]) -> None:
-        super().__init__()
-        self._end = end
-
-    def set(self) -> None:
-        if not self.is_set():
-            super().set()
-            self._end()
-
-
 class _LocalActor:
-    """Instance, and the context in which its code runs: its creator's, with this actor as current actor."""
+    """Instance, and the context in which its code runs: its caller's, with this actor as current actor."""
 
-    def __init__(self, name: str, group: str, index: int, cls: type) -> None:
-        self.name, self._class = name, cls
+    def __init__(self, name: str, group: str, index: int, cls: type, stays: bool = False) -> None:
+        self.name, self._class, self._stays = name, cls, stays
         self.handle = LocalActorHandle(name)
-        self.about = ActorContext(
-            self.handle, index, group, shutdown_event=_EndingEvent(self.end), terminate=self.end, fail=self._fail
-        )
-        self._context = copy_context()
-        self._context.run(_set_current_actor, self.about)
+        self.about = ActorContext(self.handle, index, group, terminate=self._end_itself, fail=self._fail)
         self._instance: Any = None
         self._made, self._maker_thread = threading.Event(), threading.get_ident()
         self.ended: Future[None] = Future()
         """Done once the actor has ended; serves as the future of its job."""
         self.ended.set_running_or_notify_cancel()
+
+    @property
+    def answers(self) -> bool:
+        """True while the name leads to this actor."""
+        return _registry.get(self.name) is self
+
+    def _end_itself(self) -> None:
+        """End the actor in order; one that stays answers to its name until its owner ends it."""
+        if self._stays:
+            self._set_ended(None)
+        else:
+            self.end()
 
     def _fail(self, error: BaseException | str) -> None:
         self.end(error if isinstance(error, BaseException) else RuntimeError(error))
@@ -195,12 +192,18 @@ class _LocalActor:
         return self.handle
 
     def context(self) -> Context:
-        return self._context.copy()
+        """Return a copy of the running code's context, with this actor as current actor."""
+        context = copy_context()
+        context.run(_set_current_actor, self.about)
+        return context
 
     def end(self, error: BaseException | None = None) -> None:
         """Unregister the actor, unless a later one has its name. Running calls continue."""
-        if _registry.get(self.name) is self:
+        if self.answers:
             _registry.pop(self.name, None)
+        self._set_ended(error)
+
+    def _set_ended(self, error: BaseException | None) -> None:
         try:
             self.ended.set_result(None) if error is None else self.ended.set_exception(error)
         except InvalidStateError:
@@ -249,7 +252,7 @@ class LocalActorMethod(Generic[P, T_co]):
         self._actor, self._name, self._method = actor, name, method
 
     def remote(self, /, *args: P.args, **kwargs: P.kwargs) -> Future[T_co]:
-        """Start the call at once in its own thread."""
+        """Start the call at once in its own thread, in a copy of the caller's context."""
         return call_in_thread(self._actor.context(), f"{self._actor.name}.{self._name}", self._method, *args, **kwargs)
 
     submit = remote
@@ -332,7 +335,7 @@ class LocalActorGroup(Generic[A_co]):
         return [self._actors[index].handle for index in indices]
 
     def is_done(self) -> bool:
-        return not self._living()
+        return all(actor.ended.done() for actor in self._actors)
 
     @property
     def jobs(self) -> list[JobHandle]:
@@ -361,6 +364,8 @@ class LocalClient(ExplainsMissing):
 
     _meant = V2_CLIENT_LINES
     _job_class = LocalJobHandle
+    _group_class: type[LocalActorGroup] = LocalActorGroup
+    _actors_stay = False
 
     def __init__(self, max_threads: int = 8) -> None:
         if max_threads < 1:
@@ -395,7 +400,7 @@ class LocalClient(ExplainsMissing):
     ) -> LocalActorHandle[T]:
         """Construct the actor in this thread; raise what the constructor raises. An ``environment=`` has no effect."""
         take_environment(actor_class, kwargs)
-        return _LocalActor(name, name, 0, actor_class).make(args, kwargs)
+        return _LocalActor(name, name, 0, actor_class, self._actors_stay).make(args, kwargs)
 
     def create_actor_group(
         self,
@@ -415,14 +420,14 @@ class LocalClient(ExplainsMissing):
         actors: list[_LocalActor] = []
         try:
             for index in range(count):
-                actors.append(_LocalActor(f"{name}-{index}", name, index, actor_class))
+                actors.append(_LocalActor(f"{name}-{index}", name, index, actor_class, self._actors_stay))
                 actors[-1].make(args, kwargs)
         except BaseException:
             # All or none, as on a cluster.
             for actor in actors:
                 actor.end()
             raise
-        return LocalActorGroup(actors)
+        return self._group_class(actors)
 
     def host_actor(
         self,
@@ -433,7 +438,7 @@ class LocalClient(ExplainsMissing):
         **kwargs: Any,
     ) -> HostedActor[T]:
         """Construct an actor as `create_actor` does; the result can end it."""
-        actor = _LocalActor(name, name, 0, actor_class)
+        actor = _LocalActor(name, name, 0, actor_class, self._actors_stay)
         return HostedActor(actor.make(args, kwargs), actor.end)
 
     def shutdown(self, wait: bool = True) -> None:

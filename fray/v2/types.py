@@ -332,6 +332,16 @@ def create_environment(
     )
 
 
+def credentials_of(environment: EnvironmentConfig) -> dict[str, str]:
+    """Return the credentials of an environment of Marin's modules: its own, and those of this process that it inherits;
+    none for one of `fray.v2`."""
+    found: dict[str, str] = dict(getattr(environment, "secrets", {}))
+    if getattr(environment, "secret_behavior", None) == "inherit":
+        here = {name: os.environ.get(name) for name in FROM_HERE if name not in environment.env_vars}
+        found = {name: value for name, value in here.items() if value} | found
+    return found
+
+
 # Jobs and actors -----------------------------------------------------------------------------------------------------
 
 
@@ -378,14 +388,17 @@ class JobRequest:
             self.replicas = self.resources.replicas
         if not isinstance(self.replicas, int) or self.replicas < 1:
             raise ValueError(f"job {self.name!r}: replicas={self.replicas!r} must be a whole number, 1 or more")
+        self._check_processes()
+        for name in ("max_retries_failure", "max_retries_preemption", "max_task_failures"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"job {self.name!r}: {name}={getattr(self, name)} must be 0 or more")
+
+    def _check_processes(self) -> None:
         if self.processes_per_task != 1:
             raise ValueError(
                 f"job {self.name!r}: processes_per_task={self.processes_per_task}: only 1 is supported; start more in "
                 "the job itself, or request more replicas"
             )
-        for name in ("max_retries_failure", "max_retries_preemption", "max_task_failures"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"job {self.name!r}: {name}={getattr(self, name)} must be 0 or more")
 
     def _check_types(self) -> None:
         # The second argument of `fray.JobRequest` is the resources: the two are easily swapped.
@@ -426,6 +439,29 @@ def check_request(request: object) -> None:
         name = getattr(request, "__name__", "function")
         line = f"JobRequest(name={name!r}, entrypoint=Entrypoint.from_callable({name}, args=(...)))"
     raise ValueError(f"submit takes a fray.v2.JobRequest, not {short_repr(request)}: write client.submit({line})")
+
+
+def refuse_iris_only(request: JobRequest) -> None:
+    """Check that a request for another cluster has nothing that only Iris has.
+
+    Raises:
+        ValueError: it has a ``timeout``, several processes per task, or scripts that set up the environment.
+    """
+    if request.processes_per_task != 1:
+        raise ValueError(
+            f"job {request.name!r}: processes_per_task={request.processes_per_task} is supported by Iris only: start "
+            "them in the job itself, or request more replicas"
+        )
+    timeout = getattr(request, "timeout", None)
+    if timeout is not None:
+        raise ValueError(f"job {request.name!r}: timeout={timeout} is supported by Iris only: end the job yourself")
+    refuse_setup_scripts(request.environment)
+
+
+def refuse_setup_scripts(environment: EnvironmentConfig | None) -> None:
+    """Raise ValueError if an environment has scripts, which only Iris runs."""
+    if getattr(environment, "setup_scripts", None):
+        raise ValueError("setup_scripts are run by Iris only: use pip_packages and extras, or an image")
 
 
 class JobStatus(StrEnum):

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import fray.current_client
 import fray.v2
 from fray.v2 import (
     ActorContext,
@@ -255,6 +256,19 @@ def test_the_modules_have_the_same_objects(module: str) -> None:
     found = importlib.import_module(f"fray.v2.{module}")
     assert all(getattr(found, name) is getattr(fray.v2, name) for name in MODULES[module].split())
     assert all(hasattr(found, name) for name in PRIVATE.get(module, ()))
+
+
+@pytest.mark.parametrize("variable", ["IRIS_TASK_ID", "IRIS_JOB_ID"])
+def test_a_job_of_iris_that_cannot_import_iris_gets_an_error_and_no_threads(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "iris", None)
+    monkeypatch.setenv(variable, "/someone/job/0")
+    for find in (current_client, fray.current_client.current_client):
+        with pytest.raises(RuntimeError, match=rf"{variable} says that this process is a job of Iris.*marin-iris"):
+            find()
+    monkeypatch.setenv("FRAY_CLIENT_SPEC", "local")
+    assert isinstance(current_client(), LocalClient)
 
 
 def test_without_iris_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

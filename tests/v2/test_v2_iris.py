@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,9 @@ import pytest
 pytest.importorskip("iris.client.client", reason="needs marin-iris: make test-marin")
 
 from v2_contract import *  # noqa: F403
-from v2_contract import SMALL, Capabilities, Counter, do_nothing, fail, new, request
+from v2_contract import SMALL, Capabilities, Counter, Wrong, do_nothing, fail, new, request
 
+import fray.iris_backend
 import fray.types
 from fray.v2 import (
     Entrypoint,
@@ -29,16 +32,16 @@ from fray.v2 import (
     current_client,
 )
 from fray.v2.iris import actors
-from fray.v2.iris.actors import IrisActorHandle
+from fray.v2.iris.actors import IrisActorHandle, OperationFuture
 from fray.v2.iris.convert import (
     band_of,
-    constraints_of,
-    coscheduling_of,
-    environment_of,
+    convert_constraints,
+    convert_container_profile,
+    convert_environment,
+    convert_resources,
     image_of,
     limit_of,
-    profile_of,
-    resources_of,
+    resolve_coscheduling,
 )
 from fray.v2.iris.jobs import IrisJobHandle
 from fray.v2.iris_backend import FrayIrisClient
@@ -86,14 +89,17 @@ def test_a_hosted_actor_lives_in_its_callers_process(client: FrayIrisClient) -> 
         client.host_actor(Counter, 5, name=new("hosted"))
 
 
+test_a_hosted_actor_that_sets_its_shutdown_event_ends = None  # of the contract: the same
+
+
 # Translations --------------------------------------------------------------------------------------------------------
 
 
 def test_not_preemptible_is_iriss_constraint() -> None:
     from iris.cluster.constraints import preemptible_constraint
 
-    assert constraints_of(ResourceConfig(preemptible=False)) == [preemptible_constraint(False)]
-    assert constraints_of(ResourceConfig()) == []
+    assert convert_constraints(ResourceConfig(preemptible=False)) == [preemptible_constraint(False)]
+    assert convert_constraints(ResourceConfig()) == []
 
 
 @pytest.mark.parametrize(("priority", "band"), [(3, "PRODUCTION"), (0, "INHERIT"), (-1, "BATCH")])
@@ -115,15 +121,15 @@ def test_regions_a_zone_and_alternatives_are_constraints() -> None:
     from iris.cluster import constraints as iris
 
     resources = ResourceConfig(regions=["us-central1", "us-east5"], zone="us-central1-a")
-    assert constraints_of(resources) == [
+    assert convert_constraints(resources) == [
         iris.region_constraint(["us-central1", "us-east5"]),
         iris.zone_constraint("us-central1-a"),
     ]
-    assert constraints_of(ResourceConfig(regions=[ANY_REGION])) == [iris.any_region_constraint()]
+    assert convert_constraints(ResourceConfig(regions=[ANY_REGION])) == [iris.any_region_constraint()]
     with pytest.raises(ValueError, match="ANY_REGION stands for every region, and alone"):
-        constraints_of(ResourceConfig(regions=[ANY_REGION, "us-east5"]))
+        convert_constraints(ResourceConfig(regions=[ANY_REGION, "us-east5"]))
     either = ResourceConfig.with_tpu(["v5litepod-16", "v6e-16"])
-    assert constraints_of(either) == [iris.device_variant_constraint(["v5litepod-16", "v6e-16"])]
+    assert convert_constraints(either) == [iris.device_variant_constraint(["v5litepod-16", "v6e-16"])]
 
 
 def test_what_only_todays_marin_has_is_passed_on() -> None:
@@ -131,27 +137,27 @@ def test_what_only_todays_marin_has_is_passed_on() -> None:
     from iris.rpc import job_pb2
 
     resources = fray.types.ResourceConfig(target_cluster="peer", container_profile="CONTAINER_PROFILE_PRIVILEGED")
-    (constraint,) = constraints_of(resources)
+    (constraint,) = convert_constraints(resources)
     assert (constraint.key, constraint.op) == (iris.CLUSTER_CONSTRAINT_KEY, iris.ConstraintOp.EQ)
-    assert profile_of(resources) == job_pb2.CONTAINER_PROFILE_PRIVILEGED
+    assert convert_container_profile(resources) == job_pb2.CONTAINER_PROFILE_PRIVILEGED
     entrypoint = fray.types.Entrypoint.from_callable(do_nothing)
     limited = fray.types.JobRequest(name="limited", entrypoint=entrypoint, timeout=90)
     assert limit_of(limited).to_seconds() == 90
     environment = fray.types.create_environment(
         setup_scripts=[], sync_packages=["a"], secrets={"TOKEN": "x"}, secret_behavior="isolate"
     )
-    spec = environment_of(environment)
+    spec = convert_environment(environment)
     assert (spec.setup_scripts, spec.sync_packages, spec.secrets) == ([], ["a"], {"TOKEN": "x"})
     assert spec.secret_behavior == "isolate"
 
 
 def test_slices_start_together_and_replicas_are_the_jobs(client: FrayIrisClient) -> None:
     resources = ResourceConfig.with_tpu("v5litepod-16", slice_count=2)
-    spec = resources_of(resources)
+    spec = convert_resources(resources)
     assert (spec.cpu, spec.memory, spec.disk, spec.device.tpu.variant) == (32, "128g", "50g", "v5litepod-16")
-    assert coscheduling_of(resources, 8).group_by == "tpu-name"
-    assert coscheduling_of(ResourceConfig(), 8) is None
-    gpus = resources_of(ResourceConfig.with_gpu("H100", count=4)).device.gpu
+    assert resolve_coscheduling(resources, 8).group_by == "tpu-name"
+    assert resolve_coscheduling(ResourceConfig(), 8) is None
+    gpus = convert_resources(ResourceConfig.with_gpu("H100", count=4)).device.gpu
     assert (gpus.variant, gpus.count) == ("H100", 4)
     job = client.submit(request(do_nothing, replicas=2))
     assert job.wait(60) == JobStatus.SUCCEEDED
@@ -159,7 +165,7 @@ def test_slices_start_together_and_replicas_are_the_jobs(client: FrayIrisClient)
 
 
 def test_an_environment_is_packages_variables_and_extras() -> None:
-    found = environment_of(create_environment(pip_packages=["polars"], extras=["tpu"], env_vars={"A": "1"}))
+    found = convert_environment(create_environment(pip_packages=["polars"], extras=["tpu"], env_vars={"A": "1"}))
     assert (found.pip_packages, found.extras, found.env_vars["A"]) == (["polars"], ["tpu"], "1")
     assert image_of(create_environment(docker_image="ghcr.io/a/b:1"), ResourceConfig()) == "ghcr.io/a/b:1"
 
@@ -206,6 +212,40 @@ def test_a_jobs_handle_pickles_to_its_id(client: FrayIrisClient) -> None:
 
 
 # Which client --------------------------------------------------------------------------------------------------------
+
+
+def test_a_long_call_is_an_operation_that_can_be_asked_again(client: FrayIrisClient, tmp_path: Path) -> None:
+    actor = client.create_actor(Counter, name=new("counter"), resources=SMALL)
+    future = actor.begin_and_wait_for.submit(tmp_path / "began", tmp_path / "go")
+    assert isinstance(future, OperationFuture)
+    with pytest.raises(TimeoutError):
+        future.result(timeout=0.2)
+    (tmp_path / "go").write_text("")
+    assert [future.result(timeout=60), future.result(timeout=60)] == ["came", "came"]
+    with pytest.raises(Wrong, match="no such luck"):
+        actor.fail.submit("no such luck", 7).result(timeout=60)
+
+
+def test_marins_module_has_todays_logs_on_iris(controller: Any) -> None:
+    job = fray.iris_backend.FrayIrisClient(controller).submit(request(print, "one line"))
+    assert job.wait(60, stream_logs=True) == JobStatus.SUCCEEDED
+    assert isinstance(job.logs(), tuple)
+    assert len(job.logs(1)) == 1
+
+
+NOT_IMPORTED = """
+import sys
+from fray.current_client import current_client
+assert "iris" not in sys.modules
+current_client()
+"""
+
+
+def test_a_job_of_iris_without_its_controller_is_an_error_also_where_iris_was_not_imported() -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("IRIS_")}
+    environ["IRIS_TASK_ID"] = "/someone/job/0"
+    ran = subprocess.run([sys.executable, "-c", NOT_IMPORTED], env=environ, capture_output=True, text=True)
+    assert "RuntimeError: this job of Iris has no address of its controller" in ran.stderr
 
 
 def use_current_client(path: Path) -> None:

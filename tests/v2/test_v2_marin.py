@@ -6,10 +6,13 @@ The tables are facts about the wheels of `marin-fray` 0.2.227; the tests need no
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +34,7 @@ from fray.types import (
     tpu_hbm_capacity_bytes,
 )
 from fray.v2.fray import convert
+from fray.v2.ray_backend.environments import runtime_env
 
 NAMES = {
     "actor": "ActorContext ActorFuture ActorGroup ActorHandle ActorMethod ActorUnavailableError HostedActor "
@@ -46,7 +50,9 @@ NAMES = {
     "DeviceConfig DeviceKind Entrypoint EnvironmentConfig GpuConfig GpuType JobRequest JobStatus ResourceConfig "
     "TPU_HBM_BYTES_PER_CHIP TPU_HOST_RESOURCES TPU_TOPOLOGIES TpuConfig TpuFamily TpuHostResources TpuTopologyInfo "
     "TpuType create_environment get_tpu_topology tpu_family tpu_hbm_bytes_per_chip tpu_hbm_capacity_bytes",
-    "iris_backend": "FrayIrisClient IrisActorGroup IrisActorHandle IrisJobHandle",
+    "iris_backend": "FrayIrisClient IrisActorGroup IrisActorHandle IrisJobHandle NSYS_TASKS_ENV OperationFuture "
+    "convert_constraints convert_container_profile convert_entrypoint convert_environment convert_resources "
+    "map_iris_job_state resolve_coscheduling wrap_multiprocess wrap_nsys",
 }
 DIFFERENT = {
     *("ResourceConfig", "CpuConfig", "GpuConfig", "TpuConfig", "DeviceConfig", "EnvironmentConfig", "JobRequest"),
@@ -67,6 +73,17 @@ def test_a_flat_module_has_marins_names_and_the_objects_of_v2(module: str) -> No
 def test_import_fray_imports_none_of_it() -> None:
     code = "import sys, fray; print([name for name in sys.modules if name.startswith(('fray.v2', 'fray.types'))])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_marin_fray_in_the_same_place_is_a_warning_with_the_command_that_helps(tmp_path: Path) -> None:
+    (tmp_path / "fray").symlink_to(Path(fray.v2.__file__).parents[1])
+    command = [sys.executable, "-P", "-W", "error::RuntimeWarning", "-c", "import fray.types"]
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    assert subprocess.run(command, env=environ).returncode == 0
+    (tmp_path / "marin_fray-0.2.227.dist-info").mkdir()
+    ran = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert f"marin-fray is installed in {tmp_path / 'fray'} too" in ran.stderr
+    assert "pip uninstall --yes marin-fray && pip install" in ran.stderr
 
 
 def test_a_name_of_a_newer_marin_is_an_error_that_says_which_release_is_followed() -> None:
@@ -140,6 +157,40 @@ def test_tokens_travel_as_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "HF_TOKEN" not in isolated.env_vars
     with pytest.raises(ValueError, match="set OTHER here"):
         convert.environment(create_environment(workspace="/w", secrets={"OTHER": "x"}))
+    on_ray, _ = runtime_env(environment, None, one_machine=True)
+    assert on_ray["env_vars"]["HF_TOKEN"] == "hf_0123456789"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"timeout": 60},
+        {"processes_per_task": 8},
+        {"environment": create_environment(workspace="/w", setup_scripts=["true"])},
+    ],
+)
+def test_what_only_iris_has_is_an_error_on_other_clusters(settings: dict[str, Any]) -> None:
+    request = JobRequest("job", Entrypoint.from_callable(print), **settings)
+    with pytest.raises(ValueError, match="Iris only"):
+        convert.job_request(request)
+
+
+def test_a_remote_call_runs_in_a_copy_of_its_callers_context() -> None:
+    place: ContextVar[str] = ContextVar("place", default="nowhere")
+    with LocalClient() as client:
+        place.set("maker")
+        actor = client.create_actor(Reader, name="reader")
+        place.set("caller")
+        assert actor.read.remote(place).result() == "caller"
+        assert actor.read.remote(place, "method").result() == "caller"
+        assert place.get() == "caller"
+
+
+class Reader:
+    def read(self, variable: ContextVar[str], value: str = "") -> str:
+        found = variable.get()
+        variable.set(value)
+        return found
 
 
 class Counter:
@@ -168,6 +219,11 @@ def test_an_actor_that_sets_its_shutdown_event_ends(kind: str) -> None:
         assert isinstance(group._job_id, str)
         handle.end()
         assert group.jobs[0].wait(60) == "succeeded"
+        assert group.is_done()
+        if kind == "threads":  # as Marin's, which its callers end once more
+            assert group.wait_ready() == [handle]
+            handle.end()
+        group.shutdown()
         with pytest.raises(ActorUnavailableError):
             handle.end()
 

@@ -25,6 +25,7 @@ from typing import Any
 
 import pytest
 
+from fray.errors import ActorUnavailableError
 from fray.v2 import (
     ActorConfig,
     Entrypoint,
@@ -235,6 +236,25 @@ class Broken:
         return k
 
 
+class Ending:
+    """Actor that ends itself."""
+
+    def __init__(self) -> None:
+        self._about = current_actor()
+
+    def add(self, k: int) -> int:
+        return k
+
+    def end(self) -> None:
+        self._about.shutdown_event.set()
+
+    def give_up(self) -> None:
+        self._about.fail(Wrong("no more of this", 7))
+
+    def variable(self, name: str) -> str:
+        return os.environ.get(name, "not set")
+
+
 class Coordinator:
     """Actor that is in one call for the whole run, while workers call it."""
 
@@ -305,7 +325,7 @@ def program(*argv: str) -> JobRequest:
 
 
 def assert_dead(handle: Any) -> None:
-    with pytest.raises(RuntimeError) as raised:
+    with pytest.raises(ActorUnavailableError) as raised:
         handle.add.remote(1).result(timeout=LATE_S)
     assert not isinstance(raised.value, KeyError | ValueError | TypeError | AttributeError)
 
@@ -426,6 +446,14 @@ def test_a_jobs_logs_are_text(client: Any, capabilities: Capabilities) -> None:
     assert isinstance(job.logs(), str)
     if capabilities.logs_of_functions:
         wait_until(lambda: "output of the job" in job.logs(), "its logs")
+
+
+def test_the_last_lines_of_the_logs_are_a_tuple(client: Any, capabilities: Capabilities) -> None:
+    job = client.submit(program("sh", "-c", "echo one; echo two"))
+    job.wait(timeout=LATE_S)
+    wait_until(lambda: "two" in job.logs(), "its logs")
+    assert job.logs(1) == ("two",)
+    assert job.logs(0)[-2:] == ("one", "two")
 
 
 def test_a_coordinator_job_submits_jobs_and_waits_for_them(client: Any, tmp_path: Path) -> None:
@@ -655,6 +683,18 @@ def test_discover_new_returns_each_member_once_that_wait_ready_did_not(client: A
     group.shutdown()
 
 
+def test_discover_new_returns_no_more_than_make_up_the_target(client: Any) -> None:
+    group = client.create_actor_group(Member, name=new("member"), count=3, resources=SMALL)
+    group.wait_ready(timeout=LATE_S)
+    again = client.create_actor_group(Member, name=new("member"), count=3, resources=SMALL)
+    wait_until(lambda: again.ready_count == 3, "the members")
+    assert [len(again.discover_new(target=target)) for target in (2, 2, None)] == [2, 0, 1]
+    assert group.discover_new(target=5) == []
+    assert again._job_id == again.jobs[0].job_id
+    for each in (group, again):
+        each.shutdown()
+
+
 def test_a_group_has_jobs_and_statuses_of_its_members(client: Any) -> None:
     name = new("member")
     group = client.create_actor_group(Member, name=name, count=2, resources=SMALL)
@@ -725,6 +765,34 @@ def test_an_actor_is_current_in_its_constructor_and_methods(client: Any) -> None
     assert member.handle().made_as() == (0, name), "and passes its handle to others"
 
 
+def test_an_actor_that_sets_its_shutdown_event_has_succeeded(client: Any) -> None:
+    group = client.create_actor_group(Ending, name=new("ending"), count=1, resources=SMALL)
+    (member,) = group.wait_ready(timeout=LATE_S)
+    member.end.remote().result(timeout=LATE_S)
+    assert group.jobs[0].wait(timeout=LATE_S) == JobStatus.SUCCEEDED
+    wait_until(group.is_done, "the end of the group")
+    assert_dead(member)
+
+
+def test_the_job_of_an_actor_that_fails_raises_its_error(client: Any, capabilities: Capabilities) -> None:
+    group = client.create_actor_group(Ending, name=new("ending"), count=1, resources=SMALL)
+    group.wait_ready(timeout=LATE_S)[0].give_up.remote()
+    with pytest.raises(Wrong if capabilities.carries_errors else JobFailed) as raised:
+        group.jobs[0].wait(timeout=LATE_S)
+    assert "no more of this (7)" in "\n".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
+
+
+def test_an_actor_has_the_variables_of_its_environment(client: Any, tmp_path: Path, capabilities: Capabilities) -> None:
+    environment = create_environment(workspace=str(tmp_path), env_vars={"FLAVOUR": "sweet"})
+    expected = "sweet" if capabilities.own_variables else "not set"
+    actor = client.create_actor(Ending, name=new("variable"), resources=SMALL, environment=environment)
+    assert actor.variable.remote("FLAVOUR").result(timeout=LATE_S) == expected
+    group = client.create_actor_group(Ending, name=new("variables"), count=1, resources=SMALL, environment=environment)
+    assert group.wait_ready(timeout=LATE_S)[0].variable.remote("FLAVOUR").result(timeout=LATE_S) == expected
+    for each in (actor, group.wait_ready()[0]):
+        each.end.remote()
+
+
 def test_code_outside_actors_has_no_current_actor() -> None:
     with pytest.raises(RuntimeError, match="current_actor"):
         current_actor()
@@ -741,6 +809,14 @@ def test_a_hosted_actor_lives_in_its_callers_process(client: Any, tmp_path: Path
     hosted.shutdown()
     hosted.shutdown()
     assert_dead(hosted.handle)
+
+
+def test_a_hosted_actor_that_sets_its_shutdown_event_ends(client: Any) -> None:
+    hosted = client.host_actor(Ending, name=new("hosted"), actor_config=ActorConfig(max_concurrency=4))
+    hosted.handle.end()
+    with pytest.raises(ActorUnavailableError):
+        while True:
+            hosted.handle.add(1)
 
 
 def test_a_job_hosts_an_actor_for_its_own_jobs(client: Any, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from fray.model.environment import Secret
 from fray.model.specs import ActorConfig as NativeActorConfig
 from fray.model.specs import JobState
 from fray.v2.types import (
-    FROM_HERE,
     ActorConfig,
     DeviceConfig,
     Entrypoint,
@@ -28,7 +27,10 @@ from fray.v2.types import (
     JobStatus,
     ResourceConfig,
     TpuConfig,
+    credentials_of,
     get_tpu_topology,
+    refuse_iris_only,
+    refuse_setup_scripts,
 )
 
 DEFAULTS = ResourceConfig()
@@ -138,18 +140,13 @@ def _variables(config: EnvironmentConfig) -> dict[str, str | Secret]:
         ValueError: a credential that is not a variable of this process, with this value; setup scripts.
     """
     variables: dict[str, str | Secret] = dict(config.env_vars)
-    if getattr(config, "setup_scripts", None):
-        raise ValueError("setup_scripts are run by Iris only: use pip_packages and extras, or an image")
-    for name, value in dict(getattr(config, "secrets", {})).items():
+    refuse_setup_scripts(config)
+    for name, value in credentials_of(config).items():
         if os.environ.get(name) != value:
             raise ValueError(
                 f"secrets={{{name!r}: …}}: a cluster of Fray reads secrets from this process: set {name} here"
             )
         variables[name] = Secret(name)
-    if getattr(config, "secret_behavior", None) == "inherit":
-        for name in FROM_HERE:
-            if os.environ.get(name):
-                variables.setdefault(name, Secret(name))
     return variables
 
 
@@ -177,9 +174,7 @@ def job_request(request: JobRequest) -> native.JobRequest:
     Raises:
         ValueError: the request is invalid.
     """
-    timeout = getattr(request, "timeout", None)
-    if timeout is not None:
-        raise ValueError(f"job {request.name!r}: timeout={timeout} is supported by Iris only: end the job yourself")
+    refuse_iris_only(request)
     return native.JobRequest(
         name=request.name,
         resources=job_resources(request.resources),

@@ -67,8 +67,15 @@ def host(
     in_job = cluster._runtime.job_id is not None  # the transport of a driver may be in memory, so the actor gets a port
     server = ActorServer(cluster, None) if in_job else ActorServer(cluster)
     handle = FrayActorHandle(name, cluster=cluster)
+    hosted: HostedActor | None = None
+
+    def end() -> None:
+        # On another thread: `shutdown` waits for the running calls, one of which may be calling this.
+        if hosted is not None:
+            threading.Thread(target=hosted.shutdown, daemon=True).start()
+
     # Set as current actor while the constructor runs, which may give its own handle away.
-    about = ActorContext(handle, 0, name)
+    about = ActorContext(handle, 0, name, terminate=end)
     token = _set_current_actor(about)
     try:
         instance = cls(*args, **kwargs)
@@ -83,8 +90,8 @@ def host(
     handle._native, handle._retries = known._native, known._retries
     _hosted[actor_id] = about
     hosted = HostedActor(handle, lambda: _end_hosted(server, actor_id))
-    # On another thread: `shutdown` waits for the running calls, one of which may be calling this.
-    about._terminate = lambda: threading.Thread(target=hosted.shutdown, daemon=True).start()
+    if about.shutdown_event.is_set():  # by the constructor
+        end()
     return hosted
 
 

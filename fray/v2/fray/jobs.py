@@ -18,7 +18,7 @@ from fray.tracebacks import short_tracebacks
 from fray.v2.fray import convert
 from fray.v2.fray.current_cluster import cluster_here
 from fray.v2.interface import _current_client_var
-from fray.v2.job import JobFailed
+from fray.v2.job import JobFailed, output_of
 from fray.v2.types import JobStatus
 
 
@@ -121,11 +121,12 @@ class FrayJobHandle:
         """Set the status to STOPPED: the job is being ended."""
         self._stopped = True
 
-    def logs(self) -> str:
-        """Return the output so far, of all attempts. Raises RuntimeError: the client is closed."""
+    def logs(self, max_lines: int | None = None) -> Any:
+        """Return the output so far, of all attempts. See `fray.v2.JobHandle.logs`. Raises RuntimeError: the client is
+        closed."""
         lines = (self._job or self._look_up()).logs()
         # Without Fray's own lines, as callers compare the text with what they printed.
-        return "".join(f"{line.text}\n" for line in lines if line.stream in ("out", "err"))
+        return output_of((line.text for line in lines if line.stream in ("out", "err")), max_lines)
 
     def bind(self, cluster: Cluster) -> FrayJobHandle:
         """Look up the job on this cluster. Raises RuntimeError: the cluster does not have the job, or no longer."""

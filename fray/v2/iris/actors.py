@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any
 
+from fray.errors import ActorUnavailableError
 from fray.threads import call_in_thread
 from fray.tracebacks import short_traceback
 from fray.v2.interface import ActorContext, ActorHandle, _set_current_actor, _set_process_actor
@@ -17,6 +20,10 @@ from fray.v2.job import JobHandle, JobStatus, refuse_async
 
 PORT = "actor"
 """Name of the port of jobs that host actors."""
+FIRST_LOOK_S = 0.02
+"""Seconds between the first looks for an answer of an operation; doubled each time, up to its interval."""
+LOOKS = 5
+"""Attempts to fetch an answer, with pauses of 0.5 s and more, before its call counts as lost."""
 POLL_S = 0.02
 """Seconds between two looks for an actor that is not registered yet."""
 FIRST_WAIT_S, NEXT_WAIT_S = 60.0, 5.0
@@ -29,6 +36,8 @@ class _ActorService:
 
     def __init__(self, instance: Any, about: ActorContext) -> None:
         self._instance, self._about = instance, about
+        if hasattr(instance, "web_application"):  # served by Iris's server beside the calls
+            self.web_application = instance.web_application
 
     def fray_call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
         context = copy_context()
@@ -52,9 +61,21 @@ def endpoint_of(job_id: Any, name: str) -> str:
     return f"{job_id}/{name}"
 
 
+class _Self(ActorContext):
+    """Context of the actor of this process; ``errors`` are those with which it has failed."""
+
+    def __init__(self, handle: Any, index: int, group_name: str) -> None:
+        super().__init__(handle, index, group_name, fail=self._add_error)
+        self.errors: list[BaseException] = []
+
+    def _add_error(self, error: BaseException | str) -> None:
+        self.errors.append(error if isinstance(error, BaseException) else RuntimeError(error))
+        self.shutdown_event.set()
+
+
 def serve(
     cls: type, args: Any, kwargs: Any, name: str, group: str, index: int, port: int, concurrency: int
-) -> tuple[Callable[[], None], ActorContext]:
+) -> tuple[Callable[[], None], _Self]:
     """Make and serve an actor; register it once it is made. Raises what its constructor raises.
 
     Returns:
@@ -65,7 +86,7 @@ def serve(
 
     context = iris_client().iris_ctx()
     endpoint = endpoint_of(context.job_id, name)
-    about = ActorContext(IrisActorHandle(endpoint, methods_of(cls)), index, group)
+    about = _Self(IrisActorHandle(endpoint, methods_of(cls)), index, group)
     instance = copy_context().run(_as_actor, about, cls, args, kwargs)
     # Callers are on other machines.
     server = ActorServer(host="0.0.0.0", port=port, max_concurrency=concurrency)
@@ -82,12 +103,18 @@ def serve(
 
 
 def host_actor_job(cls: type, args: Any, kwargs: Any, name: str, group: str, index: int, concurrency: int) -> None:
-    """Serve an actor until the job is ended or the actor ends itself; the entrypoint of an actor's job."""
+    """Serve an actor until the job is ended or the actor ends itself; the entrypoint of an actor's job.
+
+    Raises:
+        BaseException: the error with which the actor has failed.
+    """
     port = iris_client().iris_ctx().get_port(PORT)
     stop, about = serve(cls, args, kwargs, name, group, index, port, concurrency)
     _set_process_actor(about)
     about.shutdown_event.wait()
     stop()
+    if about.errors:
+        raise about.errors[0]
 
 
 def methods_of(cls: type) -> frozenset[str]:
@@ -126,23 +153,40 @@ class IrisActorHandle:
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._wait_registered()
+        with self._unavailable():
+            answer = self._connection()[1].fray_call(method, args, kwargs)
+        return _answer(answer)
+
+    def _start(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OperationFuture:
+        from iris.actor.client import ActorClient
+
+        self._wait_registered()
+        resolver, client = self._connection()
+        with self._unavailable():
+            operation = client.start_operation("fray_call", method, args, kwargs)
+        # To look for the answer again does no harm.
+        return OperationFuture(ActorClient(resolver, self._name, max_call_attempts=LOOKS), operation)
+
+    @contextmanager
+    def _unavailable(self) -> Iterator[None]:
+        from connectrpc.errors import ConnectError
+
+        # The service returns errors of methods as values: an error of the protocol is one of the connection.
         try:
-            succeeded, answer = self._connection()[1].fray_call(method, args, kwargs)
-        except Exception as error:
-            raise RuntimeError(f"actor {self._name!r} does not answer: {error}") from error
-        if not succeeded:
-            raise answer
-        return answer
+            yield
+        except (ConnectError, OSError) as error:
+            raise ActorUnavailableError(f"actor {self._name!r} does not answer: {error}") from error
 
     def _wait_registered(self) -> None:
-        """Wait until the name is registered. Raises RuntimeError: the actor's job has ended, or no job registers it."""
+        """Wait until the name is registered. Raises ActorUnavailableError: the actor's job has ended, or no job
+        registers it."""
         until = time.monotonic() + (NEXT_WAIT_S if self._seen else FIRST_WAIT_S)
         while not self._is_registered():
             if self._job is not None:
                 if JobStatus.finished(self._job.status()):
-                    raise RuntimeError(f"actor {self._name!r} has ended: {self._job.why()}")
+                    raise ActorUnavailableError(f"actor {self._name!r} has ended: {self._job.why()}")
             elif time.monotonic() > until:
-                raise RuntimeError(f"actor {self._name!r} {'has ended' if self._seen else 'is not there'}")
+                raise ActorUnavailableError(f"actor {self._name!r} {'has ended' if self._seen else 'is not there'}")
             time.sleep(POLL_S)
         self._seen = True
 
@@ -151,6 +195,69 @@ class IrisActorHandle:
 
     def __repr__(self) -> str:
         return f"IrisActorHandle({self._name!r})"
+
+
+def _answer(answer: tuple[bool, Any]) -> Any:
+    """Return what the method returned, or raise what it raised; see `_ActorService.fray_call`."""
+    succeeded, value = answer
+    if not succeeded:
+        raise value
+    return value
+
+
+class OperationFuture:
+    """Answer of a call that Iris's server holds until it is fetched, so that no connection lasts as long as the call.
+
+    Args:
+        client: Iris's client of the actor.
+        operation_id: of the call that was started.
+        poll_interval: seconds between two looks for the answer.
+    """
+
+    def __init__(self, client: Any, operation_id: str, poll_interval: float = 1.0) -> None:
+        self._client, self._operation_id, self._poll_interval = client, operation_id, poll_interval
+        self._last: tuple[bool, Any] | None = None
+        self._lock = threading.Lock()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the answer. See `fray.v2.ActorFuture.result`; the call continues after a timeout.
+
+        Raises:
+            ActorUnavailableError: the actor cannot be reached, or has restarted and lost the call.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        pause = min(FIRST_LOOK_S, self._poll_interval)
+        # The server forgets an answer once it was fetched: one thread fetches it, for all.
+        while (answer := self._fetched()) is None:
+            left = pause if until is None else until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"operation {self._operation_id} has not ended within {timeout:g} s")
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, self._poll_interval)
+        return _answer(answer)
+
+    def _fetched(self) -> tuple[bool, Any] | None:
+        with self._lock:
+            if self._last is None:
+                self._last = self._fetch()
+            return self._last
+
+    def _fetch(self) -> tuple[bool, Any] | None:
+        from connectrpc.errors import ConnectError
+        from iris.actor.client import unwrap_actor_response
+        from iris.rpc.actor_pb2 import ActorResponse, Operation
+
+        try:
+            found = self._client.poll_operation_status(self._operation_id)
+        except (ConnectError, OSError) as error:
+            raise ActorUnavailableError(f"operation {self._operation_id} is lost: {error}") from error
+        if found.state in (Operation.PENDING, Operation.RUNNING):
+            return None
+        if found.state == Operation.SUCCEEDED:
+            answer: tuple[bool, Any] = unwrap_actor_response(ActorResponse(serialized_value=found.serialized_result))
+            return answer
+        text = found.error.message or "cancelled"
+        return False, RuntimeError(f"operation {self._operation_id} has no answer: {text}")
 
 
 class IrisActorMethod:
@@ -166,7 +273,9 @@ class IrisActorMethod:
         name = f"{self._handle._name}.{self._method}"
         return call_in_thread(copy_context(), name, self._handle._call, self._method, args, kwargs)
 
-    submit = remote
+    def submit(self, *args: Any, **kwargs: Any) -> OperationFuture:
+        """Start a call that may last longer than a connection; return once the actor has it."""
+        return self._handle._start(self._method, args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._handle._call(self._method, args, kwargs)
@@ -178,6 +287,11 @@ class IrisActorGroup:
     def __init__(self, handles: list[IrisActorHandle], jobs: list[IrisJobHandle]) -> None:
         self._handles, self._jobs = handles, jobs
         self._returned: set[int] = set()
+
+    @property
+    def _job_id(self) -> str:
+        """Id of the first member's job; see `fray.v2.fray.groups`."""
+        return self._jobs[0].job_id if self._jobs else ""
 
     @property
     def _ready(self) -> list[int]:
@@ -203,8 +317,9 @@ class IrisActorGroup:
         self._returned.update(chosen)
         return [self._handles[index] for index in chosen]
 
-    def discover_new(self) -> list[ActorHandle]:
+    def discover_new(self, target: int | None = None) -> list[ActorHandle]:
         new = [index for index in self._ready if index not in self._returned]
+        new = new if target is None else new[: max(0, target - len(self._returned))]
         self._returned.update(new)
         return [self._handles[index] for index in new]
 

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from fray.v2.job import JobStatus, refuse_async
-from fray.v2.types import ANY_REGION, EnvironmentConfig, GpuConfig, JobRequest, ResourceConfig, TpuConfig
+from fray.v2.types import (
+    ANY_REGION,
+    DeviceConfig,
+    Entrypoint,
+    EnvironmentConfig,
+    GpuConfig,
+    JobRequest,
+    ResourceConfig,
+    TpuConfig,
+)
 
 STATES = {
     "PENDING": JobStatus.PENDING,
@@ -34,13 +45,47 @@ def iris_client() -> Any:
     return iris.client.client
 
 
+JOB_VARIABLES = ("IRIS_TASK_ID", "IRIS_JOB_ID")
+"""Variables that Iris sets in its jobs: today's, and the one of releases before."""
+
+
 def iris_context() -> Any:
-    """Return the context of the Iris job that this process is; None if it is not a job of Iris."""
+    """Return the context of the Iris job that this process is; None if it is not a job of Iris.
+
+    Raises:
+        RuntimeError: the variables of this process say that it is one, but Iris cannot be imported, knows no context,
+            or its context has no client.
+    """
+    variable = next((name for name in JOB_VARIABLES if os.environ.get(name)), None)
+    try:
+        context = _find_context()
+    except ImportError as error:
+        if variable is None:
+            return None  # another package may be called iris
+        raise _unusable(variable, f"Iris's client library cannot be imported ({error}): install marin-iris") from error
+    if context is None and variable is not None:
+        raise _unusable(variable, "Iris's client library finds no job: it may be of another release than the cluster")
+    if context is not None and context.client is None:
+        raise RuntimeError("this job of Iris has no address of its controller, so it has no client")
+    return context
+
+
+def _find_context() -> Any:
     try:
         from iris.client.client import get_iris_ctx
-    except ImportError:
-        return None
+    except ImportError as error:
+        try:
+            from iris.client import get_iris_ctx  # where it was until January 2026
+        except ImportError:
+            raise error from None
     return get_iris_ctx()
+
+
+def _unusable(variable: str, why: str) -> RuntimeError:
+    # Never a LocalClient: the jobs of a whole pipeline would run in this one container, without a word.
+    return RuntimeError(
+        f"{variable} says that this process is a job of Iris, but {why}, or choose a client with FRAY_CLIENT_SPEC"
+    )
 
 
 _drivers: list[weakref.ref[Any]] = []
@@ -65,20 +110,51 @@ def iris_connection() -> Any:
     return client
 
 
-def entrypoint_of(request: JobRequest) -> Any:
-    """Return Iris's entrypoint. Raises ValueError: the request has none, or an async function."""
-    from iris.cluster.types import Entrypoint
+def convert_entrypoint(entrypoint: Entrypoint, what: str = "the job") -> Any:
+    """Return Iris's entrypoint. Raises ValueError: ``what`` has none, or an async function."""
+    from iris.cluster.types import Entrypoint as IrisEntrypoint
 
-    entry = request.entrypoint
-    if entry is not None and (call := entry.callable_entrypoint) is not None:
-        refuse_async(call.callable, f"job {request.name!r}")
-        return Entrypoint.from_callable(call.callable, *call.args, **call.kwargs)
-    if entry is not None and (program := entry.binary_entrypoint) is not None:
-        return Entrypoint.from_command(program.command, *program.args)
-    raise ValueError(f"job {request.name!r} has no entrypoint: Entrypoint.from_callable or from_binary makes one")
+    if entrypoint is not None and (call := entrypoint.callable_entrypoint) is not None:
+        refuse_async(call.callable, what)
+        return IrisEntrypoint.from_callable(call.callable, *call.args, **call.kwargs)
+    if entrypoint is not None and (program := entrypoint.binary_entrypoint) is not None:
+        return IrisEntrypoint.from_command(program.command, *program.args)
+    raise ValueError(f"{what} has no entrypoint: Entrypoint.from_callable or from_binary makes one")
 
 
-def resources_of(resources: ResourceConfig) -> Any:
+NSYS_TASKS_ENV = "IRIS_NSYS_TASKS"
+"""Variable of the submitter that names the tasks to profile with Nsight Systems: ``first``, ``all`` or indices."""
+
+
+def wrap_nsys(entrypoint: Any) -> Any:
+    """Return the entrypoint of Iris, run under ``nsys`` by Iris's module for it where `NSYS_TASKS_ENV` is set."""
+    tasks = os.environ.get(NSYS_TASKS_ENV)
+    if not tasks:
+        return entrypoint
+    profiler = ["$IRIS_PYTHON", "-m", "iris.hooks.nsys_main", "--tasks", tasks, "--"]
+    command = list(entrypoint.command)
+    if len(command) == 3 and command[:2] == ["bash", "-c"]:  # a function: Iris's script starts Python
+        return _with_command(
+            entrypoint, ["bash", "-c", f"exec {' '.join(profiler)} {command[2].removeprefix('exec ')}"]
+        )
+    return _with_command(entrypoint, [*profiler, *command])
+
+
+def wrap_multiprocess(entrypoint: Any, resources: Any, processes_per_task: int) -> Any:
+    """Return the entrypoint of Iris, run in ``processes_per_task`` processes that share the GPUs of each task. Raises
+    ValueError: the GPUs cannot be shared out so."""
+    from iris.jax.multigpu import build_multigpu_hook
+
+    return _with_command(entrypoint, build_multigpu_hook(resources, processes_per_task).wrap(entrypoint.command))
+
+
+def _with_command(entrypoint: Any, command: Sequence[str]) -> Any:
+    return type(entrypoint)(
+        command=command, workdir_files=entrypoint.workdir_files, workdir_file_refs=entrypoint.workdir_file_refs
+    )
+
+
+def convert_resources(resources: ResourceConfig) -> Any:
     """Return the `ResourceSpec` of one replica."""
     from iris.cluster.types import ResourceSpec, gpu_device, tpu_device
 
@@ -90,17 +166,31 @@ def resources_of(resources: ResourceConfig) -> Any:
     return ResourceSpec(cpu=resources.cpu, memory=resources.ram, disk=resources.disk, device=device)
 
 
-def coscheduling_of(resources: ResourceConfig, replicas: int) -> Any:
-    """Return the rule that the replicas of a job start together on one slice; None where each may start alone."""
+def resolve_coscheduling(resources: ResourceConfig, replicas: int) -> Any:
+    """Return the rule that the replicas of a job start together: on one TPU slice, or on GPU machines as near to each
+    other as Iris puts so many; None where each may start alone.
+
+    Raises:
+        ValueError: GPU types of ``device_alternatives`` would be grouped differently.
+    """
     from iris.cluster.types import CoschedulingConfig
 
     device = resources.device
     if replicas > 1 and isinstance(device, TpuConfig) and device.vm_count() > 1:
         return CoschedulingConfig(group_by="tpu-name")
+    if replicas > 1 and isinstance(device, GpuConfig):
+        from iris.cluster.platforms.k8s.coreweave_topology import gpu_gang_coscheduling_level
+
+        types = [device.variant, *(resources.device_alternatives or ())]
+        levels = {each: gpu_gang_coscheduling_level(each, device.count, replicas) for each in types}
+        if len(set(levels.values())) > 1:
+            listed = ", ".join(f"{each}: {level}" for each, level in levels.items())
+            raise ValueError(f"{replicas} replicas on {' or '.join(types)} would be grouped differently: {listed}")
+        return CoschedulingConfig(group_by=levels[device.variant])
     return None
 
 
-def constraints_of(resources: ResourceConfig) -> list[Any]:
+def convert_constraints(resources: ResourceConfig) -> list[Any]:
     """Return the constraints on the machines where a job may run."""
     from iris.cluster import constraints as iris
 
@@ -121,7 +211,7 @@ def constraints_of(resources: ResourceConfig) -> list[Any]:
     return found
 
 
-def profile_of(resources: ResourceConfig) -> int:
+def convert_container_profile(resources: ResourceConfig) -> int:
     """Return the number of the container profile. Raises ValueError: Iris has none of this name."""
     from iris.rpc import job_pb2
 
@@ -166,24 +256,28 @@ def limit_of(request: JobRequest) -> Any:
     return None if seconds is None else Duration.from_seconds(float(seconds))
 
 
-def environment_of(environment: EnvironmentConfig | None) -> Any:
-    """Return an `EnvironmentSpec`; the workspace belongs to Iris's client, and the image to the job."""
+def convert_environment(environment: EnvironmentConfig | None, device: DeviceConfig | None = None) -> Any:
+    """Return an `EnvironmentSpec`; the workspace belongs to Iris's client, and the image to the job.
+
+    The variables that a device of Marin's modules sets (``JAX_PLATFORMS``) are there if the environment has no others.
+    """
     from iris.cluster.types import EnvironmentSpec
 
+    usual: dict[str, str] = getattr(device, "default_env_vars", dict)()
     if environment is None:
-        return None
+        return EnvironmentSpec(env_vars=usual) if usual else None
     newer = {name: getattr(environment, name, None) for name in ("secrets", "secret_behavior", "sync_packages")}
     # None builds the script of Iris, and an empty list stands for no script.
     scripts = getattr(environment, "setup_scripts", None)
     return EnvironmentSpec(
         pip_packages=list(environment.pip_packages),
-        env_vars=dict(environment.env_vars),
+        env_vars=usual | dict(environment.env_vars),
         extras=list(environment.extras),
         setup_scripts=None if scripts is None else list(scripts),
         **{name: value for name, value in newer.items() if value},
     )
 
 
-def state_of(state: Any) -> JobStatus:
+def map_iris_job_state(state: Any) -> JobStatus:
     """Return the status for one of Iris's `JobState`."""
     return STATES.get(str(state.name), JobStatus.FAILED)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fray.v2.iris.convert import iris_connection, state_of
-from fray.v2.job import JobFailed, JobStatus
+from fray.v2.iris.convert import iris_connection, map_iris_job_state
+from fray.v2.job import JobFailed, JobStatus, output_of
 
 POLL_LIMIT_S = 5.0
 """Longest time between two looks at the state of a job that is waited for; they begin at 0.1 s."""
@@ -25,15 +25,18 @@ class IrisJobHandle:
         return str(self._job.job_id)
 
     def status(self) -> JobStatus:
-        return JobStatus.STOPPED if self._terminated else state_of(self._job.state_only())
+        return JobStatus.STOPPED if self._terminated else map_iris_job_state(self._job.state_only())
 
-    def wait(self, timeout: float | None = None, *, raise_on_failure: bool = True) -> JobStatus:
-        """Wait for the end. See `fray.v2.JobHandle.wait`; a failure raises `JobFailed` with Iris's text as a note."""
+    def wait(
+        self, timeout: float | None = None, *, raise_on_failure: bool = True, stream_logs: bool = False
+    ) -> JobStatus:
+        """Wait for the end. See `fray.v2.JobHandle.wait`; a failure raises `JobFailed` with Iris's text as a note.
+        With ``stream_logs``, the job's output goes to the log meanwhile."""
         if self._terminated:
             return JobStatus.STOPPED
         try:
             limit = _NO_LIMIT_S if timeout is None else timeout
-            self._job.wait(timeout=limit, poll_interval=POLL_LIMIT_S, raise_on_failure=False)
+            self._job.wait(timeout=limit, poll_interval=POLL_LIMIT_S, raise_on_failure=False, stream_logs=stream_logs)
         except TimeoutError:
             if raise_on_failure:
                 raise
@@ -53,9 +56,11 @@ class IrisJobHandle:
         self._terminated = True
         self._job.cancel()
 
-    def logs(self) -> str:
-        """Return the output that Iris has stored."""
-        return "".join(f"{str(line.data).rstrip(chr(10))}\n" for line in self._job.logs())
+    def logs(self, max_lines: int | None = None) -> Any:
+        """Return the output that Iris has stored. See `fray.v2.JobHandle.logs`."""
+        # Without a limit Iris returns the first lines, up to its own number of them.
+        lines = self._job.logs(max_lines=max_lines or 0, tail=max_lines is not None)
+        return output_of((str(line.data).rstrip("\n") for line in lines), max_lines)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (self.job_id,)

@@ -1,13 +1,16 @@
-"""`LocalClient` and `current_client` as Marin has them today."""
+"""Clients and `current_client` as Marin has them today."""
 
 from __future__ import annotations
 
 import os
 from typing import Any, TypeVar, cast
 
+from fray.type_variables import A_co
+from fray.v2 import iris_backend as april_iris
 from fray.v2 import local_backend as april
 from fray.v2.client import client_of, detected_client
 from fray.v2.interface import Client, HostedActor, _current_client_var
+from fray.v2.iris import jobs as april_jobs
 from fray.v2.marin.version import SameInstances
 from fray.v2.types import ActorConfig, JobRequest
 
@@ -19,9 +22,19 @@ class LocalJobHandle(april.LocalJobHandle, metaclass=SameInstances):
 
     _same_as = april.LocalJobHandle
 
-    def logs(self, max_lines: int = 0) -> tuple[str, ...]:  # type: ignore[override]
+    def logs(self, max_lines: int | None = 0) -> Any:
         """Return the last ``max_lines`` lines of a program's output (0: all); none for a function."""
-        return tuple(super().logs().splitlines()[-max_lines:])
+        return super().logs(max_lines)
+
+
+class LocalActorGroup(april.LocalActorGroup[A_co], metaclass=SameInstances):
+    """Actors of this process. One that has ended itself answers, and is ready, until `shutdown`: Marin's callers end
+    each once more."""
+
+    _same_as = april.LocalActorGroup
+
+    def _living(self) -> list[int]:
+        return [index for index, actor in enumerate(self._actors) if actor.answers]
 
 
 class LocalClient(april.LocalClient, metaclass=SameInstances):
@@ -29,6 +42,8 @@ class LocalClient(april.LocalClient, metaclass=SameInstances):
 
     _same_as = april.LocalClient
     _job_class = LocalJobHandle
+    _group_class = LocalActorGroup
+    _actors_stay = True
 
     def submit(self, request: JobRequest, adopt_existing: bool = True) -> LocalJobHandle:
         """Run the job once in a thread. See `fray.v2.LocalClient.submit`."""
@@ -50,20 +65,38 @@ class LocalClient(april.LocalClient, metaclass=SameInstances):
         return HostedActor(hosted.handle, lambda: None)
 
 
+class IrisJobHandle(april_jobs.IrisJobHandle, metaclass=SameInstances):
+    """Job on Iris, whose output is lines."""
+
+    _same_as = april_jobs.IrisJobHandle
+
+    def logs(self, max_lines: int | None = 0) -> Any:
+        """Return the last ``max_lines`` lines of all tasks (0: as many as Iris returns)."""
+        return super().logs(max_lines)
+
+
+class FrayIrisClient(april_iris.FrayIrisClient, metaclass=SameInstances):
+    """Jobs and actors on Iris. See `fray.v2.iris_backend.FrayIrisClient`."""
+
+    _same_as = april_iris.FrayIrisClient
+    _job_class = IrisJobHandle
+
+
 def current_client() -> Client:
-    """Return the client of the running code, as `fray.v2.current_client` does; threads of this process are Marin's
-    `LocalClient`.
+    """Return the client of the running code, as `fray.v2.current_client` does; those of Iris and of the threads of this
+    process are the classes of this module.
 
     Raises:
         ValueError: ``FRAY_CLIENT_SPEC`` is invalid.
+        RuntimeError: this process is a job of Iris, which cannot be used.
     """
     client: Client | None = _current_client_var.get()
     if client is not None:
         return client
     spec = os.environ.get("FRAY_CLIENT_SPEC")
-    if spec and spec != "local":
-        return client_of(spec)
-    detected = None if spec else detected_client()
-    if detected is not None:
-        return detected
+    found = client_of(spec) if spec and spec != "local" else None if spec else detected_client()
+    if isinstance(found, april_iris.FrayIrisClient):
+        return cast(Client, FrayIrisClient.from_iris_client(found._iris))
+    if found is not None:
+        return found
     return cast(Client, LocalClient())  # its jobs return lines, where the protocol of `fray.v2` has a text

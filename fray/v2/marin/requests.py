@@ -84,9 +84,14 @@ class JobRequest(april.JobRequest, metaclass=SameInstances):
 
     Attributes:
         timeout: longest time from the start to the end: seconds, or an object with ``to_seconds()``. Default: none.
+        processes_per_task: processes that share the GPUs of each machine. Iris only.
     """
 
     _same_as = april.JobRequest
 
     resources: april.ResourceConfig = field(default_factory=ResourceConfig)
     timeout: Any = None
+
+    def _check_processes(self) -> None:
+        if self.processes_per_task < 1:
+            raise ValueError(f"job {self.name!r}: processes_per_task={self.processes_per_task} must be 1 or more")

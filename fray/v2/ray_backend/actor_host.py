@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import ray
 
+from fray.errors import ActorUnavailableError
 from fray.v2.interface import ActorContext, _current_client_var, _set_current_actor, _set_process_actor
 from fray.v2.job import JobStatus, refuse_async
 from fray.v2.ray_backend import process_context
@@ -34,9 +35,9 @@ def _control_method(**options: int) -> Callable[[F], F]:
     return marking
 
 
-def dead_actor(name: str) -> RuntimeError:
+def dead_actor(name: str) -> ActorUnavailableError:
     """Return the error for calls of an actor that has ended."""
-    return RuntimeError(f"actor {name!r} is dead: it has ended, or was never made")
+    return ActorUnavailableError(f"actor {name!r} is dead: it has ended, or was never made")
 
 
 class RayActorHost:
@@ -113,11 +114,12 @@ class RayActorHost:
         self._finished()
 
     def _ending(self, outcome: ActorOutcome) -> None:
-        if self.about is not None:
-            self.about.shutdown_event.set()
         with self._change:
             self._end = self._end or outcome
             self._change.notify_all()
+        # After the outcome: setting the event ends the actor as succeeded.
+        if self.about is not None:
+            self.about.shutdown_event.set()
 
     def _finished(self) -> None:
         with self._change:

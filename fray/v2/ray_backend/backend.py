@@ -12,9 +12,18 @@ from weakref import WeakSet
 
 from fray.missing_names import V2_CLIENT_LINES, ExplainsMissing
 from fray.tracebacks import short_tracebacks
-from fray.v2.interface import HostedActor, _current_client_var
+from fray.v2.interface import HostedActor, _current_client_var, take_environment
 from fray.v2.job import JobAlreadyExists, refuse_async
-from fray.v2.types import ActorConfig, Entrypoint, JobRequest, ResourceConfig, TpuConfig, check_request
+from fray.v2.types import (
+    ActorConfig,
+    Entrypoint,
+    EnvironmentConfig,
+    JobRequest,
+    ResourceConfig,
+    TpuConfig,
+    check_request,
+    refuse_iris_only,
+)
 
 try:
     import ray
@@ -96,6 +105,7 @@ class RayClient(ExplainsMissing):
             RuntimeError: the client was shut down.
         """
         check_request(request)
+        refuse_iris_only(request)
         # First: it raises if the client was shut down or forked.
         registry = self._registry()
         entrypoint: Entrypoint | None = request.entrypoint
@@ -147,7 +157,8 @@ class RayClient(ExplainsMissing):
         Raises:
             ValueError: a living actor has this name, or an argument cannot be pickled.
         """
-        options = _actor_options(resources, actor_config)
+        environment = take_environment(actor_class, kwargs)
+        options = _actor_options(resources, actor_config, environment)
         self._create(name, [name], actor_class, options, _put_work((actor_class, args, kwargs), f"actor {name!r}"))
         return RayActorHandle(name)
 
@@ -162,7 +173,8 @@ class RayClient(ExplainsMissing):
         **kwargs: Any,
     ) -> RayActorGroup:
         """Make ``count`` actors, ``{name}-0``, ``{name}-1``, …; raises as `create_actor`."""
-        options = _actor_options(resources, actor_config)
+        environment = take_environment(actor_class, kwargs)
+        options = _actor_options(resources, actor_config, environment)
         names = [f"{name}-{index}" for index in range(count)]
         work = _put_work((actor_class, args, kwargs), f"group {name!r}")
         return RayActorGroup(name, self._create(name, names, actor_class, options, work))
@@ -282,10 +294,16 @@ def _unique_id(name: str) -> str:
     return f"{name}-{uuid.uuid4().hex[:8]}"
 
 
-def _actor_options(resources: ResourceConfig, config: ActorConfig) -> dict[str, Any]:
+def _actor_options(
+    resources: ResourceConfig, config: ActorConfig, environment: EnvironmentConfig | None
+) -> dict[str, Any]:
     if isinstance(resources.device, TpuConfig) and resources.device.vm_count() > 1:
         raise ValueError(f"an actor has one machine, and {resources.device.variant} has several: submit a job")
-    return actor_options(resources, config)
+    options = actor_options(resources, config)
+    if environment is None:
+        return options
+    wanted, _ = runtime_env(environment, resources.image, one_machine=_one_machine())
+    return options | {"runtime_env": with_uploaded_workspace(wanted)}
 
 
 def _put_work(parts: tuple[Any, ...], what: str) -> list[Any]:

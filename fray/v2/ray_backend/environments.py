@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fray.v2.types import EnvironmentConfig
+from fray.v2.types import EnvironmentConfig, credentials_of, refuse_setup_scripts
 
 SECRETS = "RAY_AUTH_TOKEN"
 EXCLUDED = [".git", ".venv", "__pycache__", "node_modules"]
@@ -24,14 +24,16 @@ def runtime_env(
     ``working_dir``: Ray packs it, 512 MiB at most, and each machine unpacks it once.
 
     Raises:
-        ValueError: an extra that is not in the workspace's pyproject.toml; Ray's token among the variables.
+        ValueError: an extra that is not in the workspace's pyproject.toml; Ray's token among the variables; scripts.
     """
     if environment is None:
         return ({"image_uri": image} if image else {}), None
-    if SECRETS in environment.env_vars:
+    refuse_setup_scripts(environment)
+    variables = dict(environment.env_vars) | credentials_of(environment)  # Ray has nothing else to send them by
+    if SECRETS in variables:
         raise ValueError(f"{SECRETS} cannot be set for jobs: the workers of a Ray cluster have its token already")
     workspace = environment.workspace or None
-    made: dict[str, Any] = {"env_vars": dict(environment.env_vars)}
+    made: dict[str, Any] = {"env_vars": variables}
     packages = [*environment.pip_packages, *_packages_of_extras(workspace, environment.extras)]
     if packages:
         made["pip"] = packages

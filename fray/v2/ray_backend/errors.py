@@ -8,7 +8,7 @@ from typing import Any
 from ray import cloudpickle as ray_cloudpickle
 from ray import exceptions
 
-from fray.errors import RemoteTraceback
+from fray.errors import ActorUnavailableError, RemoteTraceback
 
 cloudpickle: Any = ray_cloudpickle
 
@@ -93,7 +93,7 @@ def own_error(error: BaseException, who: str) -> BaseException:
     """Return what a caller shall see of an error that Ray raised: the error of user code, or RuntimeError for a
     death."""
     if isinstance(error, exceptions.RayActorError):
-        return RuntimeError(f"{who} is dead: {_first_line(error)}")
+        return ActorUnavailableError(f"{who} is dead: {_first_line(error)}")
     return carried(error).unpacked()
 
 

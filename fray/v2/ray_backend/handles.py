@@ -10,9 +10,10 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
+from fray.errors import ActorUnavailableError
 from fray.tracebacks import short_traceback
 from fray.v2.interface import ActorHandle
-from fray.v2.job import JobHandle, JobStatus
+from fray.v2.job import JobHandle, JobStatus, output_of
 from fray.v2.ray_backend.errors import own_error
 from fray.v2.ray_backend.registry_access import find_registry, registry_call
 from fray.v2.ray_backend.specs import ActorOutcome, FoundActor
@@ -61,9 +62,11 @@ class RayJobHandle:
         self._last = ActorOutcome(JobStatus.STOPPED)
         registry_call(find_registry().stop.remote(self._job_id))
 
-    def logs(self) -> str:
-        """Return the last million characters that the job has printed through Python, or as a program."""
-        return str(registry_call(find_registry().logs.remote(self._job_id)))
+    def logs(self, max_lines: int | None = None) -> Any:
+        """Return the last million characters that the job has printed through Python, or as a program. See
+        `fray.v2.JobHandle.logs`."""
+        text = str(registry_call(find_registry().logs.remote(self._job_id)))
+        return text if max_lines is None else output_of(text.splitlines(), max_lines)
 
     def freeze(self) -> None:
         """Store the status for good, before Ray shuts down: STOPPED if the job has not ended."""
@@ -172,7 +175,7 @@ class RayActorHandle:
         if self._found is None:
             found: FoundActor | None = registry_call(find_registry().find.remote(self._name, APPEAR_S))
             if found is None or found.host is None:
-                raise RuntimeError(f"actor {self._name!r} is dead: it has ended, or was never made")
+                raise ActorUnavailableError(f"actor {self._name!r} is dead: it has ended, or was never made")
             self._found = found
         return self._found
 
@@ -207,6 +210,11 @@ class RayActorGroup:
         self._returned: set[int] = set()
 
     @property
+    def _job_id(self) -> str:
+        """Id of the first member's job; see `fray.v2.fray.groups`."""
+        return self._jobs[0].job_id if self._jobs else self._name
+
+    @property
     def ready_count(self) -> int:
         return len(self._ready(0, 0.0))
 
@@ -218,8 +226,9 @@ class RayActorGroup:
         self._returned.update(ready[:wanted])
         return [self._handles[index] for index in ready[:wanted]]
 
-    def discover_new(self) -> list[ActorHandle]:
+    def discover_new(self, target: int | None = None) -> list[ActorHandle]:
         new = [index for index in self._ready(0, 0.0) if index not in self._returned]
+        new = new if target is None else new[: max(0, target - len(self._returned))]
         self._returned.update(new)
         return [self._handles[index] for index in new]
 

@@ -38,7 +38,7 @@ def actor_options(resources: ResourceConfig, config: ActorConfig) -> dict[str, A
 
 def _options(resources: ResourceConfig) -> dict[str, Any]:
     options: dict[str, Any] = {}
-    if resources.ram != DEFAULTS.ram:  # a default reserves nothing
+    if resources.ram not in resources.usual_ram():  # a default reserves nothing
         options["memory"] = parse_bytes(resources.ram, "ram")
     device = resources.device
     custom: dict[str, float] = {}

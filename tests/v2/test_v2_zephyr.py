@@ -1,0 +1,113 @@
+"""Marin's Zephyr of today on the clients of Fray, with Fray in the place of marin-fray: the results of plain loops.
+
+Needs marin-zephyr and Python 3.12: `make test-marin`.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("zephyr.context", reason="needs marin-zephyr: make test-marin")
+
+from zephyr.context import ZephyrContext
+from zephyr.dataset import Dataset
+from zephyr.stage_io import ZephyrWorkerError
+
+from fray.current_client import current_client
+from fray.local_backend import LocalClient
+from fray.types import ResourceConfig
+
+TEXTS = [path.read_text() for path in sorted(Path(collections.__file__).parent.parent.joinpath("json").glob("*.py"))]
+SMALL = ResourceConfig(cpu=1, ram="1g")
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[LocalClient]:
+    with LocalClient() as client:
+        yield client
+
+
+def context(client: Any, directory: Path, **options: Any) -> ZephyrContext:
+    usual = {"max_workers": 2, "resources": SMALL, "chunk_storage_prefix": str(directory), "max_execution_retries": 0}
+    return ZephyrContext(client=client, **(usual | options))
+
+
+def count_words() -> Dataset[Any]:
+    # Functions inside of a function: sent by value, as those of a user's script are.
+    def words(text: str) -> Iterator[dict[str, Any]]:
+        for word in text.split():
+            yield {"word": word, "count": 1}
+
+    def add_up(word: str, items: Iterator[dict[str, Any]]) -> dict[str, Any]:
+        return {"word": word, "count": sum(item["count"] for item in items)}
+
+    return Dataset.from_list(TEXTS).flat_map(words).group_by(key=lambda item: item["word"], reducer=add_up)
+
+
+def counts(result: Any) -> dict[str, int]:
+    return {row["word"]: row["count"] for row in result.results}
+
+
+def expected() -> dict[str, int]:
+    return dict(collections.Counter(word for text in TEXTS for word in text.split()))
+
+
+def test_a_pipeline_with_a_shuffle_counts_words(client: Any, tmp_path: Path) -> None:
+    assert counts(context(client, tmp_path).execute(count_words())) == expected()
+
+
+def test_a_context_that_stays_open_runs_one_pipeline_after_another(
+    client: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with context(client, tmp_path) as shared:
+        squares = Dataset.from_list(list(range(20))).map(lambda n: {"n": n * n})
+        for _ in range(2):
+            assert sorted(row["n"] for row in shared.execute(squares).results) == [n * n for n in range(20)]
+        assert counts(shared.execute(count_words())) == expected()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_an_error_of_the_users_code_is_raised_with_its_text(client: Any, tmp_path: Path) -> None:
+    def refuse(n: int) -> int:
+        if n == 3:
+            raise KeyError("no three")
+        return n
+
+    with pytest.raises((ZephyrWorkerError, KeyError), match="no three"):
+        context(client, tmp_path, max_shard_failures=1).execute(Dataset.from_list(list(range(5))).map(refuse))
+
+
+SCRIPT = """
+from zephyr.context import ZephyrContext
+from zephyr.dataset import Dataset
+
+context = ZephyrContext(max_workers=2, chunk_storage_prefix={directory!r})
+print(type(context.client).__name__)
+print(sorted(row["n"] for row in context.execute(Dataset.from_list([1, 2, 3]).map(lambda n: {{"n": 2 * n}})).results))
+"""
+
+
+@pytest.mark.parametrize(("spec", "name"), [("", "LocalClient"), ("machine", "FrayClient")])
+def test_a_script_that_names_no_client_runs_where_the_variable_says(spec: str, name: str, tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(directory=str(tmp_path))],
+        env={**os.environ, "FRAY_CLIENT_SPEC": spec},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert (ran.returncode, ran.stdout.splitlines()) == (0, [name, "[2, 4, 6]"]), ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_without_a_client_and_a_cluster_zephyr_finds_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FRAY_CLIENT_SPEC", raising=False)
+    assert isinstance(current_client(), LocalClient)
