@@ -90,6 +90,7 @@ def test_ranks_on_gpus_exchange_gradients_by_nccl_and_objects_by_gloo() -> None:
 @pytest.mark.torch
 @needs_torch
 @pytest.mark.skipif(gpus() > 0, reason="this machine has a GPU")
+@pytest.mark.usefixtures("warm_cluster")
 @pytest.mark.parametrize("part", ["trainer", "server"])
 def test_a_process_that_shall_use_a_gpu_and_sees_none_ends_the_run_and_says_why(
     part: str, monkeypatch: pytest.MonkeyPatch

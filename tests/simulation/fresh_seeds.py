@@ -1,4 +1,4 @@
-"""Seeds that no other commit runs: derived from the commit, so that CI finds what fixed seeds no longer can."""
+"""Seeds that no other commit runs: derived from the commit, so that a campaign finds what fixed seeds no longer can."""
 
 from __future__ import annotations
 
