@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import trio
+from attrs import evolve
 
 from fray.errors import Unauthorized
 from fray.model.messages.client import ActorEndpoint, ClientHello, Launch, ListJobs, ListNodes, Register, Role, Watch
@@ -194,7 +195,8 @@ def test_a_damaged_store_is_reported_in_one_line_and_left_alone(daemons: Any, st
 class Peer:
     """A client or node over the real network; the smallest that will do."""
 
-    def __init__(self) -> None:
+    def __init__(self, greeting: Any) -> None:
+        self.greeting = greeting
         self.notices: list[Any] = []
         self.resets = 0
         self.changed = trio.Event()
@@ -239,14 +241,14 @@ class Peer:
 
 
 async def dialed(nursery: trio.Nursery, address: str, greeting: object, token: str = TOKEN) -> Peer:
-    peer = Peer()
+    peer = Peer(greeting)
 
     async def run(task_status: Any) -> None:
         await run_dialed(
             WebSocketNetwork(),
             [address],
             Credential("cluster", token),
-            greeting=lambda: encode_message(greeting),
+            greeting=lambda: encode_message(peer.greeting),
             handler=peer.make,
             incarnation="i",
             policy=RedialPolicy(refused_is_final=False, give_up_s=30),
@@ -286,6 +288,7 @@ async def test_kill_minus_nine_loses_nothing_that_was_accepted(daemons: Any, sto
             attempt = wanted[-1].desired[0].attempt_id
             running = ObservedAttempt(attempt_id=attempt, phase=Phase.RUNNING, pid=1)
             node.channel.notice(ObservedState(full=False, observed=(running,)))
+            node.greeting = evolve(node.greeting, known_payloads=(attempt,))
             while (await driver.ask(ListJobs())).jobs[0].state is not JobState.RUNNING:
                 await driver.until(lambda: True)
 

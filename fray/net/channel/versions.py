@@ -26,6 +26,7 @@ sent; it ends a channel at the first message that it does not know."""
 CAPABILITIES: Mapping[str, tuple[str, ...]] = {
     "accounts": ("EndReason.no_account",),
     "launches-for": ("GetLaunchUsers", "LaunchUsers", "Launch.on_behalf_of"),
+    "loop-delay": ("LoopDelay",),
     "moved-nodes": ("NodeMoved",),
     "unsupported": (),
 }

@@ -11,7 +11,7 @@ from fray.scheduler.lifecycle import SessionPhase
 from fray.scheduler.state.state import State
 from fray.testing.invariants.groups import job_groups_are_sound
 from fray.testing.invariants.indexes import indexes, quotas
-from fray.testing.invariants.jobs import JOB_RULES, concerned_jobs, jobs, jobs_of, living_jobs, preemption
+from fray.testing.invariants.jobs import JOB_RULES, concerned_jobs, jobs, jobs_of, living_jobs
 from fray.testing.invariants.machines import (
     MACHINE_RULES,
     RULES_OF_MOMENTS,
@@ -144,4 +144,9 @@ RULES: tuple[Rule, ...] = (
 
 _SHORTER: dict[Rule, Rule] = {jobs: living_jobs, attempts: living_attempts}
 RULES_OF_THE_LIVING = tuple(_SHORTER.get(rule, rule) for rule in RULES if rule not in (indexes, desired_attempts))
-_RULES_OF_CHANGES = (*RULES_OF_NODES, *RULES_OF_MOMENTS, preemption, *RESERVATION_RULES_OF_CHANGES)
+_RULES_OF_CHANGES = (
+    *RULES_OF_NODES,
+    *RULES_OF_MOMENTS,
+    *(rule for rule in JOB_RULES if rule is not jobs),
+    *RESERVATION_RULES_OF_CHANGES,
+)

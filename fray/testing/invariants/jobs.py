@@ -95,7 +95,7 @@ def _limits(state: State) -> Iterator[str]:
             yield f"{job.job_id} runs beyond its time limit at {job.time_limit_at}"
 
 
-def preemption(state: State) -> Iterator[str]:
+def _preemption(state: State) -> Iterator[str]:
     """Yield jobs preempted too often, and claims of applicants that do not wait, or on machines that are gone."""
     for job in state.jobs.values():
         if job.preempted_at:
@@ -268,4 +268,4 @@ def _owner(state: State, job: JobRow) -> Iterator[str]:
         yield f"continues without its owner {job.owner}"
 
 
-JOB_RULES: tuple[Rule, ...] = (jobs, _limits, preemption, _names, _groups)
+JOB_RULES: tuple[Rule, ...] = (jobs, _limits, _preemption, _names, _groups)
