@@ -28,7 +28,7 @@ PAGE_LIMIT = 1_000
 
 def rest_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
     """Return the routes about sessions, training runs and checkpoints."""
-    downloads = Downloads(runs, jobs.key_hash_of)
+    downloads = Downloads(runs, lambda user_id: jobs.key_hash_of(user_id))
 
     def route(method: str, path: str, handler: ForUser) -> Route:
         return Route(f"/api/v1/{path}", for_user(jobs, handler), methods=[method])
