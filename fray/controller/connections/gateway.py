@@ -615,8 +615,10 @@ class Gateway:
 def _is_later(hello: NodeHello, other: NodeHello) -> bool:
     """Return whether a node of the same state directory was started after another, as far as that is known: within one
     boot, a hello may be that of the earlier one, received late."""
-    if hello.boot_id != other.boot_id or hello.process is None or other.process is None:
-        return hello.boot_id != other.boot_id
+    if hello.boot_id != other.boot_id:
+        return True
+    if hello.process is None or other.process is None:
+        return False
     return hello.process.start_ticks > other.process.start_ticks
 
 

@@ -28,6 +28,7 @@ PAGE_LIMIT = 1_000
 
 def rest_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
     """Return the routes about sessions, training runs and checkpoints."""
+    # Looked up with each address: the routes are also listed without a service, to check their descriptions.
     downloads = Downloads(runs, lambda user_id: jobs.key_hash_of(user_id))
 
     def route(method: str, path: str, handler: ForUser) -> Route:
