@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fray.errors import InvalidRequest
+from fray.model.text import near_text
 
 Data: TypeAlias = str | os.PathLike[str] | Iterable[Mapping[str, Any]]
 """A file (``.jsonl`` or ``.parquet``), or an iterable of rows."""
@@ -49,6 +50,14 @@ def fingerprint_of(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         digest.update(json.dumps(row, sort_keys=True, default=repr).encode() + b"\n")
     return digest.hexdigest()[:16]
+
+
+def lack_text(row: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Return that a row lacks a key, of ``names`` one, and which keys it has, with ``names`` that are similar."""
+    keys = sorted(map(str, row))
+    near = {key: near_text(key, names).removeprefix("; ") for key in keys}
+    has = ", ".join(f"{key} ({near[key]})" if near[key] else key for key in keys)
+    return f"lacks {' or '.join(map(repr, names))}; it has {has or 'no keys'}"
 
 
 def _read_jsonl(path: Path) -> list[dict[str, Any]]:

@@ -50,7 +50,7 @@ from fray.rl.rollout_worker import BaseRolloutWorker, WorkerEpisode
 from fray.rl.run_job import acquire, digest, follow_living, submit, texts_of
 from fray.rl.run_output import check_shared, check_url, is_url, output_of
 from fray.rl.run_parts import DEVICES, RunParts, check_resources, device_of
-from fray.rl.tokenizers import load_limits
+from fray.rl.tokenizers import check_lengths
 from fray.rl.train.batch_advantages import needed_keys
 from fray.rl.train.checks import names_similar_arguments
 from fray.rl.train.settings import GRPO
@@ -309,7 +309,8 @@ class Run:
         or by you, has it if a checkpoint or journal in ``output`` has.
 
         Raises:
-            InvalidRequest: it is not a dict, the run does not work in this process, or no further update will be done.
+            InvalidRequest: it is not a dict, lacks a key that the workers need, the run does not work in this process,
+                or no further update will be done.
         """
         await self._add(item, in_front=False)
 
@@ -324,7 +325,10 @@ class Run:
     async def _add(self, item: Mapping[str, Any], in_front: bool) -> None:
         if self._controller is None:
             raise InvalidRequest(f"no row can be added: run {self.parts.name} does not work in this process")
-        await self._controller.add_rows(load_rows([item], "item"), in_front)
+        rows = load_rows([item], "item")
+        if isinstance(rollout := self.parts.episodes.rollout, WorkerEpisode):
+            rollout.check_rows(rows, "item")
+        await self._controller.add_rows(rows, in_front)
 
     async def run_on(self, cluster: Cluster, *, handle_signals: bool = False, job: str = "") -> RunResult:
         """Run on an open cluster. All that it starts ends with this call.
@@ -463,7 +467,7 @@ def _check_settings(run: Run) -> None:
         raise InvalidRequest("inference_key is for the HTTP ports of servers: expected inference_port=8000, too")
     check_host("http_host", run.http_host)
     check_resources(run.resources)
-    _check_lengths(run)
+    check_lengths(run.model, run.max_length, run.max_prompt_length, run.validation_sampling)
     check_trackers(run.trackers, run.output)
     _choice("episode", run.episode, ("sample", "group"))
     way = _member(WeightSync, "weight_sync", run.weight_sync)
@@ -473,24 +477,6 @@ def _check_settings(run: Run) -> None:
         text = "weight_sync='none' never gives servers newer weights, so rollouts become too old"
         raise InvalidRequest(f"{text}: write sync='fully-async', stale='keep'")
     _check_validation(run)
-
-
-def _check_lengths(run: Run) -> None:
-    """Check lengths against the context of the model, where that is known without a download. Raises InvalidRequest."""
-    limits = load_limits(run.model, downloads=False)
-    most = None if limits is None else limits.max_length
-    if run.max_length is not None:
-        if run.max_length < 2 or (most is not None and run.max_length > most):
-            text = "expected 2 or more" if most is None else f"expected 2 to {most}, the context of the model"
-            raise InvalidRequest(f"invalid max_length {run.max_length!r}: {text}, or None")
-        most = run.max_length
-    if run.max_prompt_length is not None and not 1 <= run.max_prompt_length < (most or run.max_prompt_length + 1):
-        text = "expected 1 or more" if most is None else f"expected 1 to {most - 1}, which leave room for a response"
-        raise InvalidRequest(f"invalid max_prompt_length {run.max_prompt_length!r}: {text}, or None")
-    asked = run.validation_sampling.get("max_tokens")
-    if most is not None and isinstance(asked, int) and asked >= most:
-        text = f"expected less than {most}, which are a prompt and its response"
-        raise InvalidRequest(f"invalid validation_sampling: found max_tokens {asked}; {text}")
 
 
 def _check_validation(run: Run) -> None:
@@ -530,14 +516,18 @@ def _is_worker(rollout: object) -> bool:
     return is_class or isinstance(rollout, WorkerEpisode)
 
 
-def _episode_of(run: Run) -> Episode:
-    """Return the function of an episode; that of workers, with the keys that the trainer needs."""
+def _episode_of(run: Run, rows: Sequence[dict[str, Any]], validation: Sequence[dict[str, Any]]) -> Episode:
+    """Return the function of an episode; that of workers, with the keys that the trainer needs.
+
+    Raises:
+        InvalidRequest: workers cannot load what their configuration names, or rows lack keys that they need.
+    """
     # A trainer of the user checks what it needs itself.
     needs = needed_keys(run.trainer) if isinstance(run.trainer, GRPO) else ()
     rollout = WorkerEpisode(run.rollout, {}) if isinstance(run.rollout, type) else run.rollout
     if not isinstance(rollout, WorkerEpisode):
         return rollout
-    rollout.check()
+    rollout.check(rows, validation)
     return rollout.needing(needs)
 
 
@@ -596,7 +586,8 @@ def _parts_of(run: Run) -> RunParts:
     sampling = dict(run.validation_sampling)
     needs = None if trainer is None else needed_keys(trainer) if own is None else ()
     episodes = EpisodePlan(
-        *(_episode_of(run), run.model, workers, run.rollout_timeout_s, run.seed, sampling, needs, own is not None),
+        _episode_of(run, rows, validation_rows),
+        *(run.model, workers, run.rollout_timeout_s, run.seed, sampling, needs, own is not None),
         max_prompt_length=run.max_prompt_length,
         model_tag=run.model_tag,
         group_keys=keys,

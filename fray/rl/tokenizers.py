@@ -96,6 +96,33 @@ def load_limits(model: ModelSpec, *, downloads: bool = True) -> ModelLimits | No
     return ModelLimits(size, length) if isinstance(size, int) and isinstance(length, int) else None
 
 
+def check_lengths(
+    model: ModelSpec, max_length: int | None, max_prompt_length: int | None, validation_sampling: Mapping[str, Any]
+) -> None:
+    """Check settings of a run against the context of its model, where that is known without a download.
+
+    Args:
+        model, max_length, max_prompt_length, validation_sampling: as for `fray.rl.Run`.
+
+    Raises:
+        InvalidRequest: one of them is too long, or leaves no room for a response.
+    """
+    limits = load_limits(model, downloads=False)
+    most = None if limits is None else limits.max_length
+    if max_length is not None:
+        if max_length < 2 or (most is not None and max_length > most):
+            text = "expected 2 or more" if most is None else f"expected 2 to {most}, the context of the model"
+            raise InvalidRequest(f"invalid max_length {max_length!r}: {text}, or None")
+        most = max_length
+    if max_prompt_length is not None and not 1 <= max_prompt_length < (most or max_prompt_length + 1):
+        text = "expected 1 or more" if most is None else f"expected 1 to {most - 1}, which leave room for a response"
+        raise InvalidRequest(f"invalid max_prompt_length {max_prompt_length!r}: {text}, or None")
+    asked = validation_sampling.get("max_tokens")
+    if most is not None and isinstance(asked, int) and asked >= most:
+        text = f"expected less than {most}, which are a prompt and its response"
+        raise InvalidRequest(f"invalid validation_sampling: found max_tokens {asked}; {text}")
+
+
 class FileTokenizer:
     """`Tokenizer` of ``tokenizer.json`` and ``tokenizer_config.json``.
 

@@ -6,7 +6,7 @@ import inspect
 import logging
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from attrs import evolve, fields
 from fray.errors import InvalidRequest
 from fray.rl.checkpoint import latest_checkpoint
 from fray.rl.core.trajectory_store import ReadyRule
+from fray.rl.data import lack_text
 from fray.rl.model_spec import ModelSpec, TinyLlama
 from fray.rl.nexrl.data_loader import BaseDataLoader, RowDataLoader
 from fray.rl.nexrl_types import DEFAULT_MODEL_TAG
@@ -39,15 +40,6 @@ logger = logging.getLogger("fray.rl")
 NO_SAVE = 2**31
 """Updates between two checkpoints where only the last one is written."""
 CHECKPOINTS = "checkpoints"
-NEEDED_KEYS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "simple": (("prompt",),),
-    "single_turn_math": (("prompt",), ("answer", "ground_truth")),
-    "agent": (("prompt", "messages"),),
-    "nexau": (("query", "prompt", "question"),),
-    "pig_latin": (("input", "prompt"),),
-}
-"""Keys of rows that each type of worker needs: of each tuple one."""
-
 ROW_KEYS = (("group_id",), ("uid",))
 """Values of ``key_list`` that are the group of a row."""
 
@@ -74,7 +66,8 @@ def run_of_guide(
     trainer, weight, data = config.trainer, config.weight, config.data
     _check_supported(config)
     rows = _with_prompts(rows_of(loader_class(data), "data"), data, "data")
-    _check_rows(rows, config, "data")
+    episode = WorkerEpisode(worker_class, _worker_config(config))
+    episode.check_rows(rows, "config: data")
     keys = _group_keys(config)
     settings = _training(config, is_keyed=bool(keys))
     output, _ = _output(config)
@@ -84,7 +77,7 @@ def run_of_guide(
         section = config.validate.data
         loaded = rows_of(validate_loader_class(section, is_validate=True), "validate.data")
         validation_rows = _with_prompts(loaded, section, "validate.data")
-        _check_rows(validation_rows, config, "validate.data")
+        episode.check_rows(validation_rows, "config: validate.data")
         validation = {
             "validation_data": validation_rows,
             "validate_freq": weight.validate_freq or None,
@@ -101,7 +94,7 @@ def run_of_guide(
     run = Run(
         model=model,
         data=rows,
-        rollout=WorkerEpisode(worker_class, _worker_config(config)),
+        rollout=episode,
         trainer=_trainer_of(config, trainer_class, settings),
         trainer_ranks=config.service.train_service.world_size,
         reference=config.service.train_service.reference,
@@ -152,18 +145,6 @@ def copy_checkpoint(config: GuideConfig) -> None:
             unfinished.rename(target)
 
 
-def _check_rows(rows: Sequence[Mapping[str, Any]], config: GuideConfig, path: str) -> None:
-    """Raise InvalidRequest for a row without a key that Fray's own worker of the configuration needs."""
-    worker = config.rollout_worker
-    needed = () if worker.custom_rollout_worker_class_name is not None else NEEDED_KEYS.get(worker.type, ())
-    for number, row in enumerate(rows):
-        for names in needed:
-            if not any(name in row for name in names):
-                has, lacks = ", ".join(sorted(map(str, row))) or "no keys", " or ".join(map(repr, names))
-                text = f"row {number} lacks {lacks}, which workers of type {worker.type!r} need; it has {has}"
-                raise invalid("config", [(path, text)])
-
-
 def _check_context(config: GuideConfig, model: ModelSpec) -> None:
     """Raise InvalidRequest for lengths above the context of the model, where it is known without a download."""
     limits = load_limits(model, downloads=False)
@@ -199,7 +180,7 @@ def _with_prompts(rows: list[dict[str, Any]], data: DataConfig, path: str) -> li
         return rows
     for number, row in enumerate(rows):
         if key not in row:
-            raise InvalidRequest(f"{path}: row {number} lacks {key!r}, its prompt_key; it has {', '.join(sorted(row))}")
+            raise InvalidRequest(f"{path}.prompt_key is {key!r}; row {number} {lack_text(row, (key,))}")
     return [{**row, "prompt": row[key]} for row in rows]
 
 

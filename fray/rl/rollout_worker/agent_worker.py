@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from fray.errors import InvalidRequest
 from fray.model.text import near_text
 from fray.rl.recipe.user_files import load_object
 from fray.rl.rollout_worker.agent_tools import AgentTool, tool_of
-from fray.rl.rollout_worker.base_rollout_worker import BaseRolloutWorker, base_directory
+from fray.rl.rollout_worker.base_rollout_worker import BaseRolloutWorker, NeededKeys, base_directory
 from fray.rl.rollout_worker.evaluation import BaseEvaluationTarget, NexAUEvaluationTarget
 from fray.rl.rollout_worker.prompt_workers import sampling_of_config
 
@@ -28,6 +28,8 @@ class AgentRolloutWorker(BaseRolloutWorker):
     Raises:
         InvalidRequest: a tool cannot be loaded, is not a plain function, or ``max_turns`` is below 1.
     """
+
+    needed_keys: ClassVar[NeededKeys] = (("prompt", "messages"),)
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)

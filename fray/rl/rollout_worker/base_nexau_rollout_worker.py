@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from fray.errors import InvalidRequest
 from fray.rl.recipe.user_files import load_object
-from fray.rl.rollout_worker.base_rollout_worker import FAIL, SUCCESS, BaseRolloutWorker, base_directory
+from fray.rl.rollout_worker.base_rollout_worker import FAIL, SUCCESS, BaseRolloutWorker, NeededKeys, base_directory
 from fray.rl.rollout_worker.evaluation import (
     BaseEvaluationTarget,
     EvaluationRunResult,
@@ -52,6 +52,8 @@ class BaseNexAURolloutWorker(BaseRolloutWorker):
     Raises:
         InvalidRequest: the agent cannot be loaded, or is a YAML file of NexAU.
     """
+
+    needed_keys: ClassVar[NeededKeys] = (("query", "prompt", "question"),)
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)

@@ -10,7 +10,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from fray.errors import InvalidRequest
 from fray.rl.inference.service_client import LLMServiceClient
@@ -25,6 +25,10 @@ IDLE_S = 0.02
 """Seconds between two questions to a loader that has no item: the guide's has no way to wait."""
 ATTEMPTS = "fray_attempts"
 """Key of an item with the number of its failed attempts."""
+
+NeededKeys: TypeAlias = Sequence[str | Sequence[str]]
+READ_ROWS = ("step", "run_agent", "format_task_query")
+"""Methods that read the keys of a row."""
 
 
 class TrajectorySink(Protocol):
@@ -50,6 +54,15 @@ class BaseRolloutWorker(NexRLModule):
     Raises:
         InvalidRequest: the evaluator cannot be loaded, or is not an `Evaluator`.
     """
+
+    needed_keys: ClassVar[NeededKeys] = ()
+    """Keys that the data needs: a run refuses rows without one before it starts. Several in a tuple: one of them."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        # Which keys code of its own reads is unknown, unless it says so.
+        if "needed_keys" not in vars(cls) and any(name in vars(cls) for name in READ_ROWS):
+            cls.needed_keys = ()
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()

@@ -10,6 +10,8 @@ from typing import Any, TypeAlias
 
 import trio
 
+from fray.errors import InvalidRequest
+from fray.rl.data import lack_text
 from fray.rl.inference.client import LLM
 from fray.rl.inference.service_client import EpisodeBackend
 from fray.rl.nexrl.activity_tracker import ActivityTracker, ActivityTrackerProxy
@@ -42,10 +44,35 @@ class WorkerEpisode:
         # As many threads as there are episodes, which the rollout process limits.
         self._threads: trio.CapacityLimiter | None = None
 
-    def check(self) -> None:
-        """Check the configuration. Raises InvalidRequest as `BaseRolloutWorker.check_config`."""
+    def check(self, rows: Sequence[Mapping[str, Any]], validation_rows: Sequence[Mapping[str, Any]]) -> None:
+        """Check configuration and data.
+
+        Raises:
+            InvalidRequest: as `BaseRolloutWorker.check_config`, or `check_rows`.
+        """
         if isinstance(self._worker_class, type) and issubclass(self._worker_class, BaseRolloutWorker):
             self._worker_class.check_config(self._config)
+        self.check_rows(rows, "data")
+        self.check_rows(validation_rows, "validation_data")
+
+    def check_rows(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
+        """Check that each row has `BaseRolloutWorker.needed_keys`.
+
+        Args:
+            rows: the rows.
+            name: of the setting, for the message.
+
+        Raises:
+            InvalidRequest: one lacks a key; the message has its number from 0, its keys, and those that look like it.
+        """
+        needed = getattr(self._worker_class, "needed_keys", ())
+        for number, row in enumerate(rows):
+            for names in ((one,) if isinstance(one, str) else one for one in needed):
+                if not any(name in row for name in names):
+                    kind = getattr(self._worker_class, "__qualname__", "")
+                    raise InvalidRequest(
+                        f"invalid {name}: {kind} cannot use row {number}, which {lack_text(row, names)}"
+                    )
 
     def needing(self, needs: Sequence[str]) -> WorkerEpisode:
         """Return the same with the keys that a trainer needs."""

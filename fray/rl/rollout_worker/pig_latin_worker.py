@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-from fray.rl.rollout_worker.base_rollout_worker import BaseRolloutWorker
+from fray.rl.rollout_worker.base_rollout_worker import BaseRolloutWorker, NeededKeys
 
 VOWELS = "aeiou"
 
@@ -15,6 +15,8 @@ class PigLatinRolloutWorker(BaseRolloutWorker):
     Tasks have ``prompt`` (default: ``English: <input>`` and ``Pig Latin:`` on the next line) and ``response`` (default:
     the pig latin of ``input``). Tokens of the response count; there are neither logprobs nor rewards.
     """
+
+    needed_keys: ClassVar[NeededKeys] = (("input", "prompt"), ("input", "response"))
 
     def step(self, task: dict[str, Any]) -> Any:
         """Put the trajectory of a task; None if it has neither ``input`` nor prompt and response."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any
+from typing import Any, ClassVar
 
-from fray.rl.rollout_worker.base_rollout_worker import BaseRolloutWorker
+from fray.rl.rollout_worker.base_rollout_worker import BaseRolloutWorker, NeededKeys
 
 SAMPLING = {
     "max_response_length": "max_tokens",
@@ -29,6 +29,8 @@ class SimpleRolloutWorker(BaseRolloutWorker):
             ``temperature``, ``top_p``, ``top_k``, ``stop``.
     """
 
+    needed_keys: ClassVar[NeededKeys] = ("prompt",)
+
     def step(self, task: dict[str, Any]) -> Any:
         """Put the completion of the prompt; None if the task has none."""
         if "prompt" not in task:
@@ -47,6 +49,8 @@ class SimpleRolloutWorker(BaseRolloutWorker):
 
 class SingleTurnMathRolloutWorker(SimpleRolloutWorker):
     """Worker whose reward is 1 if the response gives the answer of the task (``answer``, ``ground_truth``), else 0."""
+
+    needed_keys: ClassVar[NeededKeys] = ("prompt", ("answer", "ground_truth"))
 
     def _trajectory_of(self, task: dict[str, Any]) -> dict[str, Any]:
         trajectory = super()._trajectory_of(task)

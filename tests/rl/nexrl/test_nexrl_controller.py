@@ -298,7 +298,7 @@ def test_a_checkpoint_of_another_run_is_copied_once(tmp_path: Path) -> None:
             "weight.sync_method is 'vllm', for servers that a run does not have",
         ),
         ({"weight.sync_method": "disk"}, "weight_sync='disk' needs a directory"),
-        ({"data.prompt_key": "question"}, "data: row 0 lacks 'question', its prompt_key; it has prompt"),
+        ({"data.prompt_key": "question"}, "data.prompt_key is 'question'; row 0 lacks 'question'; it has prompt"),
         ({"resume.mode": "auto"}, "trainer.checkpoint_path is missing; resume.mode 'auto' needs it"),
         (
             {"rollout_worker.max_response_length": 300, "service.inference_service": {}},
@@ -390,28 +390,28 @@ def test_an_agent_is_a_file_or_a_factory_in_one(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("kind", "lacks"),
+    ("kind", "worker", "lacks"),
     [
-        ("simple", "'prompt'"),
-        ("single_turn_math", "'prompt'"),
-        ("agent", "'prompt' or 'messages'"),
-        ("pig_latin", "'input' or 'prompt'"),
+        ("simple", "SimpleRolloutWorker", "'prompt'"),
+        ("single_turn_math", "SingleTurnMathRolloutWorker", "'prompt'"),
+        ("agent", "AgentRolloutWorker", "'prompt' or 'messages'"),
+        ("pig_latin", "PigLatinRolloutWorker", "'input' or 'prompt'"),
     ],
 )
-def test_rows_that_lack_what_the_worker_needs_are_refused(kind: str, lacks: str, tmp_path: Path) -> None:
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"prompt": "1", "answer": "1"}\n{"text": "2", "answer": "3"}\n')
-    data = {"type": "torch", "data_files": [str(rows)]}
-    text = f"row 1 lacks {lacks}, which workers of type {kind!r} need; it has answer, text"
+def test_rows_that_lack_what_the_worker_needs_are_refused(kind: str, worker: str, lacks: str, tmp_path: Path) -> None:
+    good, bad = '{"prompt": "1", "answer": "1", "response": "1"}\n', '{"text": "2", "answer": "3"}\n'
+    (tmp_path / "rows.jsonl").write_text(good + bad)
+    (tmp_path / "good.jsonl").write_text(good)
+    data = {"type": "torch", "data_files": [str(tmp_path / "rows.jsonl")]}
+    text = f"{worker} cannot use row 1, which lacks {lacks}; it has answer, text"
     with pytest.raises(InvalidRequest) as caught:
         rl.NexRLController(config({"rollout_worker.type": kind}) | {"data": data})
     assert str(caught.value) == f"invalid config: data: {text}"
     with pytest.raises(InvalidRequest) as caught:
-        prompts = {"type": "mock", "size": 1}
+        trained = {"type": "torch", "data_files": [str(tmp_path / "good.jsonl")]}
         validate = {"validate": {"data": data, "validate_before_train": True}}
-        rl.NexRLController(config({"rollout_worker.type": kind}) | {"data": prompts} | validate)
-    expected = text if kind != "single_turn_math" else "row 0 lacks 'answer' or 'ground_truth', which"
-    assert expected in str(caught.value)
+        rl.NexRLController(config({"rollout_worker.type": kind}) | {"data": trained} | validate)
+    assert str(caught.value) == f"invalid config: validate.data: {text}"
 
 
 def test_a_file_that_raises_is_refused_with_its_key_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
