@@ -113,7 +113,7 @@ class EngineRunner(ABC):
         with self._scope:
             try:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._kept.run, cluster)
+                    nursery.start_soon(self._keep, cluster)
                     nursery.start_soon(self._watch_start, cluster)
                     await self._follow()
             except* Exception as group:  # noqa: BLE001 (whatever it is, it ends this job, and not the service)
@@ -123,6 +123,12 @@ class EngineRunner(ABC):
             text = failure_text(failure)
             log.error("job %s failed: %s", self.job_id, text)
             await self._callbacks.on_failure(text)
+
+    async def _keep(self, cluster: Cluster) -> None:
+        """Keep the engine running. Raises EngineFailed when it is not started again."""
+        await self._kept.run(cluster)
+        # Requests that wait for the engine get this, too; but between two requests of its client there is none.
+        raise EngineFailed(self._kept.failure)
 
     async def _watch_start(self, cluster: Cluster) -> None:
         """Raise EngineFailed if the engine of a job that has never run dies by its own doing, as out of memory."""

@@ -11,11 +11,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
-from fray import tinker
+from fray import rl, tinker
+from fray.tinker.core.keys import tinker_key_of
+from fray.tinker.http_client import JsonConnection
 from fray.tinker.opentinker.client import TrainingServiceError
+from fray.tinker.tinker_client import TinkerClient
 from tests.processes.lab import Lab
 from tests.processes.test_login_real import run
 from tests.tinker.services import MODEL
@@ -128,7 +132,7 @@ def test_jobs_of_people_who_have_logged_in_are_theirs(people: People, service: d
     keys = {name: key_of(name) for name in ("ada", "bob")}
     ada, bob = (tinker.InferenceSchedulerClient(url, key, retry_delay_s=0.2) for key in keys.values())
 
-    # Her quota is one CPU, as one engine takes.
+    # The quota is one CPU, as one engine takes.
     first = ada.submit_job(CONFIG)["job_id"]
     client = tinker.HTTPTrainingClient(ada.wait_until_running(first)["server_url"], retry_delay_s=0.2)
     configure(client)
@@ -147,7 +151,7 @@ def test_jobs_of_people_who_have_logged_in_are_theirs(people: People, service: d
     below = bob.submit_inference_job("tiny", priority="batch")["job_id"]
     bob.wait_until_running(below)
 
-    # Bob neither sees nor stops what is hers: on the cluster, by the service's commands, and by its routes.
+    # Bob neither sees nor stops what is ada's: on the cluster, by the service's commands, and by its routes.
     assert f"tinker-{first}" not in people.jobs("bob")
     assert "no job" in people.refused("bob", "stop", ours[0]["job_id"])
     key_file = tmp_path / "key"
@@ -161,6 +165,31 @@ def test_jobs_of_people_who_have_logged_in_are_theirs(people: People, service: d
         assert refused.value.status == status
     assert client.train_step(batch_of(NUMBERS[:8]))["global_steps"] == 3
 
-    # She stops hers on the cluster herself, and the other one has its turn.
+    # What its owner stops on the cluster has failed here, with the cause, and the owner's other job has its turn.
     people.said("ada", "stop", ours[0]["job_id"])
     ada.wait_until_running(second)
+    stopped = ada.job_status(first)
+    assert stopped["status"] == "FAILED"
+    assert f"actor tinker-{first} is gone: `fray stop` by " in stopped["error_message"]
+    with pytest.raises(TrainingServiceError, match=f"job {first} has ended: FAILED: ") as refused:
+        client.train_step(batch_of(NUMBERS[:8]))
+    assert refused.value.status == 409
+
+    # Who is removed from the cluster has no key here any more, nor what was given for it.
+    session = TinkerClient(url, key=tinker_key_of(keys["ada"]))
+    saved = session.create_model("tiny", rl.LoRA(rank=4)).save_state("here")
+    session.close()
+    route = saved.removeprefix("tinker://").replace("/", "/checkpoints/", 1)
+    api = JsonConnection(url, headers={"X-API-Key": tinker_key_of(keys["ada"])})
+    address = urlsplit(api.request("GET", f"/api/v1/training_runs/{route}/archive").body["url"]).path
+    assert api.exchange("GET", address).status == 200
+    people.said("admin", "user", "remove", "ada")
+    until = time.monotonic() + 60
+    while (answer := api.request("GET", "/api/v1/sessions")).status != 401:
+        assert time.monotonic() < until, answer
+        time.sleep(0.2)
+    ended = api.request("GET", address)
+    assert (ended.status, ended.body["detail"]) == (404, "this address has ended with the key of its user")
+    with pytest.raises(TrainingServiceError, match="401: Invalid API key"):
+        ada.list_jobs()
+    assert [job["job_id"] for job in bob.list_jobs()] == [above, below]
