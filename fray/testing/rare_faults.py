@@ -44,10 +44,18 @@ async def machine_deleted_outside(target: FaultTarget, rng: random.Random, span_
 
 
 async def deleted_machine_is_back(target: FaultTarget, rng: random.Random, span_s: float, wait: Wait) -> str:
-    """List a deleted machine again, as a cloud whose deletion failed after it was accepted; no node runs on it."""
-    cloud = target.sim.cloud
-    name = cloud.bring_back(rng, GONE_FOR_S) if cloud is not None else ""
-    if cloud is not None and name:
+    """List a deleted machine again, as a cloud whose deletion failed after it was accepted; no node runs on it.
+
+    Only one that is deleted for the controller, too. If it never noticed that the machine was gone, it would wait for
+    the silent node until its lease ends, which may be after the end of the scenario.
+    """
+    cloud, running = target.sim.cloud, target.sim.controller.running
+    if cloud is None or running is None:
+        return ""
+    units = running.state.fleet.units.values()
+    deleted = (UnitPhase.DELETING, UnitPhase.GONE)
+    name = cloud.bring_back(rng, GONE_FOR_S, {unit.name for unit in units if unit.phase not in deleted})
+    if name:
         with target.fault_history.trouble(*cloud.hosts(name)):
             await wait(span_s)
     return name

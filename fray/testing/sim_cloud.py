@@ -6,7 +6,7 @@ It survives controllers, and its machines are machines of the simulated cluster:
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import trio
@@ -236,10 +236,18 @@ class SimCloud:
         gone.hidden_at = now
         return gone.seen.name
 
-    def bring_back(self, rng: random.Random, hidden_s: float) -> str:
-        """List a machine again that was deleted and in no list for so long; return its name, or "" without one."""
+    def bring_back(self, rng: random.Random, hidden_s: float, unnoticed: Container[str]) -> str:
+        """List a machine again that was deleted and in no list for so long; return its name, or "" without one.
+
+        Args:
+            unnoticed: names of those that stay deleted: the scheduler has not yet recorded it.
+        """
         hidden_since = trio.current_time() - hidden_s
-        gone = [machine for machine in self.machines.values() if machine.hidden_at <= hidden_since]
+        gone = [
+            machine
+            for machine in self.machines.values()
+            if machine.hidden_at <= hidden_since and machine.seen.name not in unnoticed
+        ]
         if not gone:
             return ""
         back = rng.choice(gone)

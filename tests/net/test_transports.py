@@ -561,6 +561,25 @@ async def test_a_delay_keeps_the_order(autojump_clock: trio.testing.MockClock) -
         assert 0.1 < trio.current_time() < 5.1
 
 
+async def test_a_delayed_message_wakes_its_receiver_once(autojump_clock: trio.testing.MockClock) -> None:
+    async with memory_pair() as (network, near, far):
+        network.set_delay("", "host", 1.0)
+        steps = 0
+
+        class Steps(trio.abc.Instrument):
+            def before_task_step(self, task: trio.lowlevel.Task) -> None:
+                nonlocal steps
+                steps += task is receiver
+
+        receiver = trio.lowlevel.current_task()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(near.send, [b"first"])
+            trio.lowlevel.add_instrument(instrument := Steps())
+            assert await far.receive() == b"first"
+            trio.lowlevel.remove_instrument(instrument)
+        assert steps == 1
+
+
 async def test_a_partition_delays_messages_until_it_is_healed(autojump_clock: trio.testing.MockClock) -> None:
     async with memory_pair() as (network, near, far):
         network.cut("", "host")
