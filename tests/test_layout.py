@@ -348,7 +348,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("run_job",),
         ("run",),
         ("recipe.run_recipe",),
-        ("nexrl.guide_run",),
+        ("nexrl.guide_run", "recipe.resolved"),
         ("nexrl.controller",),
     ),
     "runtime": (

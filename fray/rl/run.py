@@ -220,7 +220,7 @@ class Run:
     liveness_s: float = 60.0
     min_servers: int = 1
     name: str | None = None
-    env_vars: Mapping[str, str] = field(factory=dict)
+    env_vars: Mapping[str, str] = field(factory=dict, repr=False)
     trackers: Sequence[str] = ()
     resources: Mapping[str, ResourceConfig] = field(factory=dict)
     on_step: Callable[[dict[str, float]], object] | None = None

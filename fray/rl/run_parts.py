@@ -101,7 +101,7 @@ class RunParts:
     facts: dict[str, Any] = field(factory=dict)
     validation_rows: Sequence[dict[str, Any]] = ()
     name: str = "rl"
-    env_vars: dict[str, str] = field(factory=dict)
+    env_vars: dict[str, str] = field(factory=dict, repr=False)
     own_trainer: BaseTrainer | None = None
     settings: dict[str, str] = field(factory=dict)
     trainer_ranks: int = 1

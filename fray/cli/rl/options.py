@@ -21,7 +21,7 @@ def add_rl(verbs: Verbs) -> None:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="replace settings: trainer.steps=10")
     parser.set_defaults(more="overrides")
     parser.add_argument(
-        "--dry", action="store_true", help="print the settings and the processes with what they reserve, and stop"
+        "--dry", action="store_true", help="print all settings and the processes with what they reserve, and stop"
     )
 
     parser.add_argument(

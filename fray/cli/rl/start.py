@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,6 +26,7 @@ def run(options: argparse.Namespace) -> int:
     """Run ``fray rl run``."""
     check_extra(("omegaconf",) if options.dry else NEEDED)
     from fray.rl.recipe.guide_config import is_guide_config
+    from fray.rl.recipe.resolved import resolved_run
     from fray.rl.recipe.run_recipe import run_of, source_env_file
     from fray.rl.recipe.sources import read_settings
 
@@ -38,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
         return _run_guide(settings, variables, options)
     run = run_of(settings, env_vars={**(settings.values.get("env_vars") or {}), **variables})
     if options.dry:
-        _print_plan(settings.values, processes_of(run.parts), options.json)
+        _print_plan(settings.values, resolved_run(settings, run), processes_of(run.parts), options.json)
         return 0
     if options.detach:
         return trio.run(_detach, run, options)
@@ -105,42 +107,39 @@ def _reserved_text(wanted: ResourceConfig | None) -> str:
     return ", ".join([*accelerator, f"{wanted.cpu:g} CPU{'s' * (wanted.cpu != 1)}", *amount])
 
 
-def _print_plan(settings: dict[str, Any], processes: list[dict[str, Any]], as_json: bool) -> None:
-    settings = _without_secrets(settings)
+def _print_plan(
+    given: Mapping[str, Any], recipe: dict[str, Any], processes: list[dict[str, Any]], as_json: bool
+) -> None:
     if as_json:
-        say_json({"recipe": settings, "processes": processes})
+        say_json({"recipe": recipe, "processes": processes})
         return
     rows = [[one["part"], str(one["count"]), one["reserves"], one["does"]] for one in processes]
-    say([*fields(list(_flat(settings))), "", *table(["PROCESS", "COUNT", "EACH RESERVES", "DOES"], rows)])
+    say([*fields(list(_flat(recipe, given))), "", *table(["PROCESS", "COUNT", "EACH RESERVES", "DOES"], rows)])
 
 
-def _without_secrets(values: dict[str, Any]) -> dict[str, Any]:
-    """Return settings to be printed, and pasted elsewhere."""
-    return {
-        key: _without_secrets(value)
-        if isinstance(value, dict)
-        else "***"
-        if value and key in ("api_key", "inference_key")
-        else value
-        for key, value in values.items()
-    }
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> Any:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
+def _flat(recipe: Mapping[str, Any], given: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the path of each setting and its value as YAML, with whether it was given."""
+    for key, value in recipe.items():
+        # Given as a whole, such as the name of a model, where there is nothing to look into.
+        is_given, below = (key in given, given.get(key)) if isinstance(given, Mapping) else (True, None)
+        if f"{prefix}{key}" == "env_vars":  # also those of the file beside the recipe
+            is_given, below = True, value
+        if isinstance(value, dict) and value:
+            yield from _flat(value, below if is_given else {}, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", str(value)
+            text = value if isinstance(value, str) else json.dumps(value)
+            yield f"{prefix}{key}", text if is_given else f"{text or '(empty)'}  (default)"
 
 
 def _run_guide(settings: Any, variables: Mapping[str, str], options: argparse.Namespace) -> int:
     """Run a recipe in the words of NexRL's guide, as a program with `NexRLController` does."""
     from fray.rl.nexrl.controller import NexRLController
+    from fray.rl.recipe.resolved import resolved_guide
 
     controller = NexRLController(settings, env_vars=variables)
     if options.dry:
-        _print_plan(settings.values, processes_of(controller.parts), options.json)
+        recipe = resolved_guide(settings, controller.config, controller.parts, variables)
+        _print_plan(settings.values, recipe, processes_of(controller.parts), options.json)
         return 0
     if options.detach:
         return trio.run(_detach, controller, options)

@@ -142,6 +142,11 @@ class NexRLController(NexRLModule):
         """Parts of the run: what its processes are, and how it decides."""
         self._trackers = self._open_loggers()
 
+    @property
+    def config(self) -> GuideConfig:
+        """The configuration, checked, its paths absolute."""
+        return self._config
+
     def _open_activities(self) -> None:
         self.activity_tracker = ActivityTracker(self._config)
         self.set_activity_tracker(ActivityTrackerProxy(self.activity_tracker))

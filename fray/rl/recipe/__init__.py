@@ -7,4 +7,5 @@ See docs/rl-recipes.md. Upwards:
 - `user_files`: functions and classes by ``file.py:name``.
 - `guide_config`: the keys of NexRL's guide.
 - `run_recipe`: the keys of `fray.rl.Run`.
+- `resolved`: all keys of a run with their values, to be printed.
 """

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from attrs import frozen
+from attrs import field, frozen
 
 from fray.errors import InvalidRequest
 
@@ -28,6 +28,8 @@ class Settings:
     directory: Path
     """Directory to which relative paths refer."""
     file: Path | None = None
+    given: dict[str, Any] = field(factory=dict)
+    """``values`` before interpolations were resolved."""
 
 
 def read_settings(source: Source, overrides: Sequence[str] = ()) -> Settings:
@@ -49,16 +51,16 @@ def read_settings(source: Source, overrides: Sequence[str] = ()) -> Settings:
     if file is not None:
         if not file.is_file():
             raise InvalidRequest(f"invalid recipe {str(source)!r}: there is no such file in {Path.cwd()}")
-        values = _resolved(file, overrides, name)
+        values, given = _resolved(file, overrides, name)
     elif _is_dict_config(source) or overrides:
-        values = _resolved(source, overrides, name)
+        values, given = _resolved(source, overrides, name)
     elif isinstance(source, Mapping):
         # Without interpolations nothing is left to resolve: no package of the extra is needed.
-        values = _resolved(source, (), name) if "${" in repr(source) else dict(source)
+        values, given = _resolved(source, (), name) if "${" in repr(source) else (dict(source), dict(source))
     else:
         kind = type(source).__name__
         raise InvalidRequest(f"invalid config of type {kind}; expected a YAML file, a mapping or a DictConfig")
-    return Settings(values, name, directory, file)
+    return Settings(values, name, directory, file, given)
 
 
 def _is_dict_config(source: object) -> bool:
@@ -66,7 +68,8 @@ def _is_dict_config(source: object) -> bool:
     return omegaconf is not None and isinstance(source, omegaconf.DictConfig)
 
 
-def _resolved(source: Any, overrides: Sequence[str], name: str) -> dict[str, Any]:
+def _resolved(source: Any, overrides: Sequence[str], name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings, and what they were before interpolations were resolved. Raises InvalidRequest."""
     try:
         from omegaconf import DictConfig, OmegaConf
         from omegaconf.errors import OmegaConfBaseException
@@ -83,7 +86,8 @@ def _resolved(source: Any, overrides: Sequence[str], name: str) -> dict[str, Any
         # A struct, as Hydra makes them, would refuse overrides of keys that it does not have.
         OmegaConf.set_struct(loaded, False)
         merged = OmegaConf.merge(loaded, OmegaConf.from_dotlist(list(overrides)))
+        given: Any = OmegaConf.to_container(merged, resolve=False)
         values: Any = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, OSError) as error:
         raise InvalidRequest(f"invalid {name}: {error}") from None
-    return {str(key): value for key, value in values.items()}
+    return {str(key): value for key, value in values.items()}, {str(key): value for key, value in given.items()}

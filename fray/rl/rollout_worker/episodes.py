@@ -44,6 +44,11 @@ class WorkerEpisode:
         # As many threads as there are episodes, which the rollout process limits.
         self._threads: trio.CapacityLimiter | None = None
 
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """Configuration of the workers."""
+        return self._config
+
     def check(self, rows: Sequence[Mapping[str, Any]], validation_rows: Sequence[Mapping[str, Any]]) -> None:
         """Check configuration and data.
 
