@@ -52,10 +52,13 @@ PLAIN, SDK = "plain loop", "Tinker API"
 
 async def output_of(*command: object) -> Any:
     """Run a command and return the JSON that it prints at the end."""
+    # A crash of the interpreter says nothing by itself.
+    environment = {**os.environ, "PYTHONFAULTHANDLER": "1"}
     run = functools.partial(trio.run_process, capture_stdout=True, capture_stderr=True, check=False, cwd=ROOT)
-    done = await run([str(each) for each in command])
+    done = await run([str(each) for each in command], env=environment)
     if done.returncode:
-        raise subprocess.SubprocessError(done.stderr.decode()[-4_000:])
+        errors = done.stderr.decode()[-4_000:]
+        raise subprocess.SubprocessError(f"{command[2]} ended with {done.returncode}: {errors or 'no error output'}")
     return json.loads(done.stdout.decode().splitlines()[-1])
 
 

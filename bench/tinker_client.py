@@ -145,6 +145,7 @@ def main():
     else:
         found = list(train(training, Characters(), options.rate, options.steps, options.seed))
     print(json.dumps(found))
+    service.close("success").result()
 
 
 if __name__ == "__main__":

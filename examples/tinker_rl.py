@@ -68,6 +68,9 @@ def main(url: str, key: str) -> None:
     for step, reward in enumerate(train(training, training.get_tokenizer(), rate=1e-4, steps=50)):
         print(f"step {step}: mean reward {reward:.3f}")
     print(training.save_state("final").result().path)
+    # Ends the session now, and the SDK's requests in the background, which may crash Python while it exits.
+    if hasattr(service, "close"):
+        service.close("success").result()
 
 
 if __name__ == "__main__":

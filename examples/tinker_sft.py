@@ -47,6 +47,9 @@ def main(url: str, key: str) -> None:
     answer = sampler.sample(prompt, 1, types.SamplingParams(max_tokens=8, temperature=0.0)).result()
     print(tokenizer.decode(answer.sequences[0].tokens))
     print(training.save_state("final").result().path)
+    # Ends the session now, and the SDK's requests in the background, which may crash Python while it exits.
+    if hasattr(service, "close"):
+        service.close("success").result()
 
 
 if __name__ == "__main__":

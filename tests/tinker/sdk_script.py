@@ -13,6 +13,7 @@ import concurrent.futures
 import functools
 import inspect
 import json
+import os
 import sys
 import tarfile
 import time
@@ -66,6 +67,12 @@ def rl_datum(text: str, logprobs: list[float], advantage: float) -> types.Datum:
 def made(client: Any) -> Any:
     """Return a client; from 0.38 on, methods that make one return a future of it."""
     return client.result() if hasattr(client, "result") else client
+
+
+def print_and_exit(found: Any) -> None:
+    """Print JSON, and exit at once: the SDK's thread in the background may crash Python while it finalizes."""
+    print(json.dumps(found), flush=True)
+    os._exit(0)
 
 
 def contents(file: Any) -> str:
@@ -437,7 +444,7 @@ def main(url: str, key: str) -> None:
     if hasattr(service, "close"):
         service.close("success").result()
     found["unused"] = sorted(unused)
-    print(json.dumps(found))
+    print_and_exit(found)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 import tinker
-from sdk_script import TEXTS, datum, made
+from sdk_script import TEXTS, datum, made, print_and_exit
 from tinker import types
 
 service = tinker.ServiceClient(base_url=sys.argv[1], api_key=sys.argv[2])
@@ -23,4 +22,4 @@ model = training.get_info().model_data.tokenizer_id
 tokenizers.append(made(service.create_sampling_client(base_model=model)).get_tokenizer())
 found = [each.encode("407> $", add_special_tokens=False) for each in tokenizers]
 assert tokenizers[0].decode(found[0]) == "407> $"
-print(json.dumps({"losses": losses, "tokenizers": found}))
+print_and_exit({"losses": losses, "tokenizers": found})
