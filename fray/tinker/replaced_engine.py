@@ -26,6 +26,7 @@ class ReplacedEngine:
         max_length: returns the tokens of a prompt and a completion together.
         counted: counts so many requests as waiting; raises if the user has too many.
         on_tokens: called with the number of tokens of each completion.
+        check: called before each part of a stream is returned; raises if its caller may have no further one.
     """
 
     up: Callable[[int], Awaitable[tuple[int, Any]]]
@@ -34,6 +35,7 @@ class ReplacedEngine:
     max_length: Callable[[], Awaitable[int]]
     counted: Callable[[int], AbstractContextManager[object]]
     on_tokens: Callable[[int], object] = field(default=lambda tokens: None)
+    check: Callable[[], object] = field(default=lambda: None)
 
     async def generate_many(self, requests: Sequence[GenerateRequest]) -> list[list[Completion]]:
         """Return the completions of each request. Raises what `generate` raises, of the first request that fails."""
@@ -67,7 +69,10 @@ class ReplacedEngine:
             return completions
 
     async def stream(self, request: GenerateRequest) -> AsyncIterator[TokenEvent | Completion]:
-        """Return tokens and completions as they are made, each once. Raises what `generate_tokens` raises."""
+        """Return tokens and completions as they are made, each once.
+
+        Raises what `generate_tokens` and `check` raise.
+        """
         request, incarnation = _seeded(request), 0
         sent, ended = Counter[int](), set[int]()
         with self.counted(1):
@@ -87,6 +92,7 @@ class ReplacedEngine:
                             else:
                                 ended.add(event.index)
                                 self.on_tokens(len(event.token_ids))
+                            self.check()
                             yield event
                     return
                 except ActorDied:

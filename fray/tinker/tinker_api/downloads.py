@@ -58,7 +58,7 @@ class Downloads:
 
     Args:
         runs: state of the Tinker API.
-        key_hash_of: returns the hash of the key of a user id; None: she has none any more.
+        key_hash_of: returns the hash of the key of a user id; None: it has ended.
     """
 
     def __init__(self, runs: TinkerRuns, key_hash_of: Callable[[str], str | None]) -> None:
@@ -86,7 +86,7 @@ class Downloads:
         return hmac.new(self._key, content, hashlib.sha256).hexdigest()
 
     def _key_mark(self, user_id: str) -> str:
-        """Return what is other for each key of a user; empty: she has none any more."""
+        """Return what is other for each key of a user; empty: it has ended."""
         key_hash = self._key_hash_of(user_id)
         return "" if key_hash is None else self._signature(f"key {key_hash}".encode())
 
@@ -101,9 +101,18 @@ class Downloads:
         wanted = Download(*json.loads(content))
         if wanted.until <= time.time():
             raise NotFound(f"this address has expired: it was valid for {URL_S:g} s; ask for another")
+        self._check_key(wanted)
+        return wanted
+
+    def _check_key(self, wanted: Download) -> None:
         if not wanted.key_mark or self._key_mark(wanted.user_id) != wanted.key_mark:
             raise NotFound("this address has ended with the key of its user")
-        return wanted
+
+    async def _checked(self, wanted: Download, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Return parts while the key of their user is valid. Raises NotFound then, which ends the connection."""
+        async for part in parts:
+            self._check_key(wanted)
+            yield part
 
     async def _answer(self, wanted: Download) -> Response:
         runs = self._runs
@@ -123,7 +132,7 @@ class Downloads:
             members.append(TarMember(COMPLETE, 0, None))
             size, content = tar_size(members), tar_parts(members, int(checkpoint.created_at))
         return StreamingResponse(
-            content,
+            self._checked(wanted, content),
             media_type="application/octet-stream" if wanted.file else "application/x-tar",
             headers={"Content-Length": str(size), "Cache-Control": "private, no-store"},
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -35,7 +35,7 @@ def openai_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Mount]:
     known = BaseModels(runs)
 
     def models_of(request: Request) -> ApiModels:
-        return SampledModels(known, caller(request, jobs))
+        return SampledModels(known, caller(request, jobs), partial(caller, request, jobs))
 
     return [Mount(PREFIX, api_app(models_routes("", models_of)))]
 
@@ -91,10 +91,12 @@ class SampledModels:
     Args:
         known: base models of the service.
         user: the user.
+        check: raises ApiError when the user's key has ended; a stream ends then.
     """
 
     known: BaseModels
     user: ServiceUser
+    check: Callable[[], object]
 
     async def named(self, name: str | None) -> ServedModel:
         """Return the model of a base model's name or a path ``tinker://…``. Raises ApiError."""
@@ -109,6 +111,7 @@ class SampledModels:
             partial(self.known.max_length, base_model),
             self._counted,
             lambda tokens: self.known.runs.on_use(user_id, tokens, 0.0),
+            self.check,
         )
         return ServedModel(server, name, await self.known.tokenizer(base_model))
 
