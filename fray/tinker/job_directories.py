@@ -1,10 +1,11 @@
 """Directories of jobs whose engines may have other accounts of the machine than the service.
 
-On machines with accounts for jobs, the engine of a user runs under her account. It has to reach the directories of her
-jobs, and nothing else of the service's. A permission for one account would not do: she has another one on another
-machine, and her account may become another user's later. So such a directory has an unguessable name in a directory
-that cannot be listed, and all is allowed below it. The service, her engines and her clients (from the paths of
-checkpoints) know the name. The rest of the service's directory is closed to all accounts but its own.
+On machines with accounts for jobs, the engine of a user runs under the user's account. It has to reach the directories
+of the user's jobs, and nothing else of the service's. A permission for one account would not do: the user has another
+one on another machine, and an account may become another user's later. So such a directory has an unguessable name in a
+directory that cannot be listed, and all is allowed below it. The service, and engines and clients of the user (the
+latter from the paths of checkpoints) know the name. The rest of the service's directory is closed to all accounts but
+its own.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def directory_of(jobs: Path, job_id: str, *, is_of_user: bool) -> Path:
     Args:
         jobs: directory of all jobs.
         job_id: last part of the path.
-        is_of_user: its engine runs for a user of the cluster, and may have her account.
+        is_of_user: its engine runs for a user of the cluster, and may have the user's account.
 
     Raises:
         OSError: it cannot be made.

@@ -188,7 +188,7 @@ class ServiceJobs:
         return user if user is None or self._is_user(user.user_id) else None
 
     def key_hash_of(self, user_id: str) -> str | None:
-        """Return the hash of a user's key, empty where none is required; None: it was revoked, or she was removed."""
+        """Return the hash of a user's key, empty where none is required; None: it has ended."""
         user = self.users.get(user_id)
         if user is None:
             return ""

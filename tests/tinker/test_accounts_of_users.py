@@ -95,7 +95,7 @@ def train_and_spy(url: str, keys: dict[str, str], directory: Path) -> None:
     place = Path(saved["checkpoint_dir"]).parents[1]
     assert (place.name, place.parent.parent) == (first, directory / "jobs")
     weights = Path(saved["actor_path"], "model.safetensors")
-    # The service itself reads what her engine wrote, and so does another job of hers; here is who owns it.
+    # The service itself reads what ada's engine wrote, and so does another job of ada; here is who owns it.
     account, own = weights.stat().st_uid, directory.stat().st_uid
     assert len({account, own, os.geteuid()}) == 3
     scheduler = tinker.InferenceSchedulerClient(url, keys["ada"])
@@ -108,15 +108,15 @@ def train_and_spy(url: str, keys: dict[str, str], directory: Path) -> None:
     stores = [directory / name for name in ("service.sqlite", "service.sqlite-wal", "tinker.sqlite", "operator.json")]
     private = [directory, directory / "jobs", directory / "models", *stores]
     assert all(path.exists() for path in private)
-    hers = seen_by(other, [*private, weights])
-    assert hers["uid"] == account
-    assert hers["found"].pop(str(weights)) == weights.read_bytes()[:4].hex()
+    ada_sees = seen_by(other, [*private, weights])
+    assert ada_sees["uid"] == account
+    assert ada_sees["found"].pop(str(weights)) == weights.read_bytes()[:4].hex()
     _, bob = begun(url, keys["bob"], ("spy", SPY))
     without_name = directory / "jobs" / first
-    his = seen_by(bob, [*private, without_name])
-    assert his["uid"] not in (account, own, 0)
-    assert his["found"].pop(str(without_name)) == "No such file or directory"
-    for found in (hers["found"], his["found"]):
+    bob_sees = seen_by(bob, [*private, without_name])
+    assert bob_sees["uid"] not in (account, own, 0)
+    assert bob_sees["found"].pop(str(without_name)) == "No such file or directory"
+    for found in (ada_sees["found"], bob_sees["found"]):
         assert set(found.values()) == {"Permission denied"}, found
     with pytest.raises(TrainingServiceError, match="not the checkpoint_dir of a checkpoint that a job of yours"):
         bob.resume(saved["checkpoint_dir"])
@@ -125,7 +125,7 @@ def train_and_spy(url: str, keys: dict[str, str], directory: Path) -> None:
 
 
 async def engines_of_ada(cluster: fray.Cluster, url: str, key: str) -> None:
-    """Kill her engine: the next one continues from what the first one wrote."""
+    """Kill the engine: the next one continues from what the first one wrote."""
     scheduler = tinker.SchedulerClient(url, key, retry_delay_s=0.2)
     (job,) = [each for each in await trio.to_thread.run_sync(scheduler.list_jobs) if each["status"] == "RUNNING"]
     engine = await engine_of(cluster, job["job_id"])

@@ -105,7 +105,7 @@ async def test_keys_are_of_users_of_the_cluster_and_their_jobs_count_for_them(
         for job_id in (first, second):
             assert (await engine_of(cluster, job_id)).user == "ada"
         assert {each.user for each in await cluster.list_jobs() if each.name == "tinker-service"} == {"service"}
-        # The machine has room: it is her quota that the second one waits for.
+        # The machine has room: it is the quota of the user that the second one waits for.
         await message_with(scheduler, second, "over the quota of user ada", "in the queue")
         shares = {each.user: each.share for each in (await cluster.usage()).users}
         assert shares["ada"] == 0.5, shares
