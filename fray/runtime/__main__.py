@@ -28,7 +28,7 @@ from fray.net.transports.websocket import WebSocketNetwork
 from fray.runtime.actors import lifecycle
 from fray.runtime.actors.methods import has_async_methods
 from fray.runtime.actors.server import ACTOR_HOST
-from fray.runtime.process import attempt, current_job, stack_dump
+from fray.runtime.process import attempt, current_job, end_requests, stack_dump
 from fray.runtime.process.attempt import AttemptResult
 from fray.runtime.runtime import Runtime, set_process_runtime
 from fray.runtime.serialization import pickling
@@ -51,6 +51,7 @@ def main(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     # Before user code is imported, which may be what hangs.
     stack_dump.enable_stack_dumps(attempt_spec.directory)
     current_job.bind_process(attempt_spec)
+    end_requests.bind_control(control_fd)
     if attempt_spec.members:
         from fray.runtime.process import jax_distributed  # only gangs need it
 
@@ -65,7 +66,8 @@ def main(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
 def _run(attempt_spec: AttemptSpec, control_fd: int, outcome_fd: int) -> AttemptResult:
     try:
         # In the user's process and nowhere else: unpickling runs code (P8).
-        work = attempt.open_payload(_read_payload(attempt_spec))
+        with end_requests.interrupted_by_end():
+            work = attempt.open_payload(_read_payload(attempt_spec))
     except BaseException as error:  # noqa: BLE001  # unpickling runs the user's imports: its error is the outcome
         return attempt.failed(error)
     is_async = has_async_methods if attempt_spec.spec.entry is EntryKind.ACTOR else attempt.is_async
@@ -136,7 +138,9 @@ async def _handle_commands(control_fd: int, cancel: trio.CancelScope) -> None:
     while True:
         # A pipe that the loop waits for, so no thread is needed beside async code.
         await trio.lowlevel.wait_readable(control_fd)
-        word = os.read(control_fd, 1)
+        word = end_requests.read_command(control_fd)
+        if word is None:
+            continue  # read in the constructor of the actor, which has begun since
         if word == b"c":
             cancel.cancel()
         elif word == b"t":

@@ -10,7 +10,7 @@ import inspect
 import os
 import random
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, TypeAlias
 
 import trio
@@ -40,6 +40,7 @@ from fray.runtime.background import open_background_nursery
 from fray.runtime.cancellation import split_cancelled
 from fray.runtime.open import RuntimeConfig, open_runtime
 from fray.runtime.process import current_job
+from fray.runtime.process.end_requests import interrupted_by_end
 from fray.runtime.process.progress import IN_PROCESS_REPORTER, InProcessReporter, reporter_of
 from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import errors, pickling
@@ -252,7 +253,9 @@ async def run_actor(attempt_spec: AttemptSpec, work: Work, runtime: Runtime, sta
             # The distinction decides what callers see: the constructor's own error, or the death of an actor that
             # served.
             constructing = True
-            instance = await construct(life, args, kwargs, thread)
+            # Without a thread it blocks the loop, which reads the requests otherwise.
+            with interrupted_by_end() if thread is None else nullcontext():
+                instance = await construct(life, args, kwargs, thread)
             constructing = False
             # Here and not before the launch: the class is known only where it is unpickled.
             if check_class(cls, config):
