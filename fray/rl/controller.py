@@ -82,8 +82,10 @@ class RunController:
         self._is_stopping = False
         self._cancel_scope = trio.CancelScope()
 
-    async def run(self) -> RunStatus:
+    async def run(self) -> RunStatus | None:
         """Run until there is nothing more to train or to collect; return the last status.
+
+        None: it was stopped before its coordinator had started.
 
         Raises:
             BaseException: the error of a constructor, or of the trainer.
@@ -110,10 +112,12 @@ class RunController:
         """Return what the run does; None before it has begun."""
         return None if self._coordinator is None else await self._ask("status")
 
-    async def _run(self) -> RunStatus:
+    async def _run(self) -> RunStatus | None:
         parts = self._parts = await trio.to_thread.run_sync(with_access, self._parts)
         self._servers = RunServers(self._cluster, self._processes, parts, self._log, self._set_routes)
-        with RunRecorder(self._parts) as recorder:
+        status: RunStatus | None = None
+        # A stop ends the start, too.
+        with self._cancel_scope, RunRecorder(self._parts) as recorder:
             status = await self._run_recorded(recorder)
         await self._upload_records()
         return status

@@ -383,7 +383,7 @@ class Run:
         return RunController(cluster, self.parts, log, job)
 
 
-async def _run_until_signal(controller: RunController, log: StepLog) -> RunStatus:
+async def _run_until_signal(controller: RunController, log: StepLog) -> RunStatus | None:
     """Run; at SIGINT or SIGTERM end after the update under way. Raises as `Run.main`."""
     if threading.current_thread() is not threading.main_thread():
         return await controller.run()
@@ -411,7 +411,6 @@ async def _run_until_signal(controller: RunController, log: StepLog) -> RunStatu
         raise SystemExit(128 + signal.SIGTERM)
     if received:
         raise KeyboardInterrupt
-    assert status is not None
     return status
 
 

@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from fsspec.registry import known_implementations
 
+import fray
 from fray import rl
 from fray.errors import InvalidRequest
+from fray.rl.controller import RunController
 from fray.rl.core.validation import ValidationPlan
+from fray.rl.records.run_log import RunResult, StepLog
 
 ROWS = [{"prompt": "1"}]
 
@@ -214,6 +218,24 @@ def test_a_group_is_validated_as_a_whole_and_samples_alone() -> None:
     plan = run(**validated, episode="group").parts.plan.validation
     assert plan == ValidationPlan(rows=3, every=5, samples=3, whole_groups=True)
     assert run().parts.plan.validation is None
+
+
+async def test_a_run_that_is_stopped_before_its_parts_have_started_starts_no_more_of_them() -> None:
+    one = run(progress=False)
+    ended: list[Any] = []
+    async with fray.open_cluster("local", logs=False) as cluster:
+        with trio.fail_after(30), StepLog(RunResult(), one) as log:
+            controller = RunController(cluster, one.parts, log)
+
+            async def work() -> None:
+                ended.append(await controller.run())
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(work)
+                await trio.testing.wait_all_tasks_blocked()
+                await controller.stop()
+        assert ended == [None]
+        assert {info.name.partition("-")[0] for info in await cluster.list_jobs()} <= {"Coordinator"}
 
 
 def test_a_row_is_added_to_a_run_that_works_and_to_no_other() -> None:

@@ -385,8 +385,14 @@ class InferenceServer:
     # End -------------------------------------------------------------------------------------------------------------
 
     async def aclose(self) -> None:
-        """End the thread, at most `END_S` seconds later; requests that are open fail."""
+        """End the thread, at most `END_S` seconds later; requests that are open fail.
+
+        A thread that still makes its engine is not waited for: it ends by itself as soon as that is made.
+        """
         self._thread.stop()
+        if not self._thread.ready.is_set():
+            self._fail(ActorFailed(f"{self._name} has ended"))
+            return
         with trio.CancelScope(shield=True, deadline=trio.current_time() + END_S):
             await self._thread.ended.wait()
         if not self._thread.ended.is_set():

@@ -434,6 +434,24 @@ async def test_closing_fails_what_is_open() -> None:
         await server.aclose()
 
 
+async def test_an_engine_that_is_being_made_is_not_waited_for(autojump_clock: Any) -> None:
+    go_on, began = threading.Event(), trio.current_time()
+
+    def make() -> CountingEngine:
+        go_on.wait()
+        return CountingEngine()
+
+    server = InferenceServer(make)
+    try:
+        await server.aclose()
+        assert trio.current_time() == began
+        with pytest.raises(ActorFailed, match="inference server has ended"):
+            await server.generate(request("a"))
+    finally:
+        go_on.set()
+    await server._thread.ended.wait()
+
+
 # As an actor ---------------------------------------------------------------------------------------------------------
 
 
