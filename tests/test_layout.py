@@ -345,7 +345,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("coordinator", "records.run_log", "trainer_gang"),
         ("processes",),
         ("controller",),
-        ("run_job",),
+        ("run_cluster", "run_job"),
         ("run",),
         ("recipe.run_recipe",),
         ("nexrl.guide_run", "recipe.resolved"),

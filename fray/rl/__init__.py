@@ -10,7 +10,7 @@ Upwards, each may import those above it:
 - `inference`: servers and their client. `messages`: between the parts of a run. `gateway`: agents of episodes.
 - `rollout`, `coordinator`, `trainer_process`: the actors. `trainer_gang`, `controller`: the scope that owns them.
 - `rollout_worker`: the workers of NexRL's guide, as episodes.
-- `run_job`: a run as a job of its own, and the one that lives already. `run`: settings and results of a run.
+- `run`: settings and results of a run. `run_job`: as a job of its own, and the one that lives. `run_cluster`: where.
 
 Importing this package loads neither torch nor Trio; a name loads its module.
 """

@@ -88,7 +88,7 @@ class ModelLimits:
 def check_model(model: object) -> None:
     """Check that a model is one of `ModelSpec`.
 
-    A directory may be one that only the machines of a cluster have: absolute paths are not looked for here.
+    A directory may be one that only the machines of a cluster have: absolute paths are looked for in `run_cluster`.
 
     Raises:
         InvalidRequest: it is something else.

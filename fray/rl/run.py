@@ -18,7 +18,7 @@ from attrs import define, evolve, field, fields
 
 from fray.api.cluster import Cluster
 from fray.api.jobs.job import Job
-from fray.api.open import default_spec, open_cluster
+from fray.api.open import open_cluster
 from fray.errors import FrayError, InvalidRequest
 from fray.model.resources import ResourceConfig
 from fray.model.text import near_text
@@ -47,6 +47,7 @@ from fray.rl.records.trackers import check_trackers
 from fray.rl.rollout.groups import check_groups
 from fray.rl.rollout.process import Episode, EpisodePlan
 from fray.rl.rollout_worker import BaseRolloutWorker, WorkerEpisode
+from fray.rl.run_cluster import check_model_of_cluster, check_model_of_spec, spec_of_run
 from fray.rl.run_job import acquire, digest, follow_living, submit, texts_of
 from fray.rl.run_output import check_shared, check_url, is_url, output_of
 from fray.rl.run_parts import DEVICES, RunParts, check_resources, device_of
@@ -57,7 +58,6 @@ from fray.rl.train.settings import GRPO
 from fray.rl.trainer.base_trainer import BaseTrainer
 from fray.rl.trainer_gang import check_ranks, check_reference
 from fray.rl.weights.published import WeightSync
-from fray.runtime.runtime import current_or_none
 from fray.tracebacks import single_errors
 
 E = TypeVar("E", bound=Enum)
@@ -243,13 +243,16 @@ class Run:
         Ctrl-C leaves it running.
 
         Raises:
-            InvalidRequest: the run that lives already has other settings.
+            InvalidRequest: the run that lives already has other settings; or the cluster is made on this machine, and
+                the directory of the model is missing.
             KeyboardInterrupt: it was ended by Ctrl-C.
             SystemExit: by SIGTERM.
             BaseException: as `run_on`.
             FrayError: the run that was followed has failed.
         """
-        async with open_cluster(_default_spec()) as cluster:
+        spec = spec_of_run()
+        check_model_of_spec(self.parts.model, spec)
+        async with open_cluster(spec) as cluster:
             with OutputLock(self.parts.output) as lock:
                 if await follow_living(cluster, self.parts, lock, self._say):
                     return self._result_of_other()
@@ -277,6 +280,7 @@ class Run:
         """
         check_shared(self.parts.url)
         self._check_output()
+        await check_model_of_cluster(self.parts.model, cluster)
         return await submit(self, cluster)
 
     def _say(self, text: str) -> None:
@@ -340,8 +344,8 @@ class Run:
 
         Raises:
             KeyboardInterrupt, SystemExit: with ``handle_signals``, as `main`.
-            InvalidRequest: the output has a checkpoint of other data, another model, or groups of another size; or it
-                is the output of a run that lives.
+            InvalidRequest: the output has a checkpoint of other data, another model, or groups of another size; it is
+                the output of a run that lives; or all machines are this one, and the model's directory is missing.
             BaseException: the error of the trainer, or of a constructor.
             EpisodesFailed: episodes failed in a way at which ``on_error`` ends the run.
             ActorDied: a part of the run failed more often than it may be restarted.
@@ -373,7 +377,8 @@ class Run:
         return checkpoint is not None
 
     async def _make_controller(self, cluster: Cluster, log: StepLog, job: str) -> RunController:
-        """Return the controller, once the output has been checked."""
+        """Return the controller, once model and output have been checked."""
+        await check_model_of_cluster(self.parts.model, cluster)
         parts, store = self.parts, self.parts.checkpoints
         if store is not None:
             for path in await trio.to_thread.run_sync(store.unfinished):
@@ -412,17 +417,6 @@ async def _run_until_signal(controller: RunController, log: StepLog) -> RunStatu
     if received:
         raise KeyboardInterrupt
     return status
-
-
-def _default_spec() -> str | None:
-    """Return the spec of the cluster; None for what `fray.open_cluster` chooses: in a job, the job's own."""
-    runtime = current_or_none()
-    is_job = runtime is not None and runtime.job_id is not None
-    if is_job or os.environ.get("FRAY_CLUSTER_SPEC"):
-        return None
-    spec = default_spec()
-    # In processes: in one, servers and trainer would share the interpreter's lock, and end together.
-    return "machine" if spec == "local" else spec
 
 
 def _check_settings(run: Run) -> None:

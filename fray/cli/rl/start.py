@@ -29,6 +29,7 @@ def run(options: argparse.Namespace) -> int:
     from fray.rl.recipe.resolved import resolved_run
     from fray.rl.recipe.run_recipe import run_of, source_env_file
     from fray.rl.recipe.sources import read_settings
+    from fray.rl.run_cluster import check_model_of_spec, spec_of_run
 
     if options.cluster:
         os.environ["FRAY_CLUSTER_SPEC"] = options.cluster
@@ -40,6 +41,8 @@ def run(options: argparse.Namespace) -> int:
         return _run_guide(settings, variables, options)
     run = run_of(settings, env_vars={**(settings.values.get("env_vars") or {}), **variables})
     if options.dry:
+        if not options.detach:
+            check_model_of_spec(run.parts.model, spec_of_run())
         _print_plan(settings.values, resolved_run(settings, run), processes_of(run.parts), options.json)
         return 0
     if options.detach:
@@ -138,6 +141,8 @@ def _run_guide(settings: Any, variables: Mapping[str, str], options: argparse.Na
 
     controller = NexRLController(settings, env_vars=variables)
     if options.dry:
+        if not options.detach:
+            controller.check_model()
         recipe = resolved_guide(settings, controller.config, controller.parts, variables)
         _print_plan(settings.values, recipe, processes_of(controller.parts), options.json)
         return 0

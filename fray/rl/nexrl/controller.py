@@ -45,6 +45,7 @@ from fray.rl.rollout_worker import (
     SingleTurnMathRolloutWorker,
 )
 from fray.rl.run import Run
+from fray.rl.run_cluster import check_model_of_spec
 from fray.rl.run_parts import RunParts
 from fray.rl.trainer import (
     BaseTrainer,
@@ -177,7 +178,8 @@ class NexRLController(NexRLModule):
         as `Run.run_on`.
 
         Raises:
-            InvalidRequest: ``launch_mode`` is ``cluster``, and no cluster is named; or a name of ``logger.backend`` is
+            InvalidRequest: ``launch_mode`` is ``cluster``, and no cluster is named; the directory of the model is
+                missing on this machine, which is the cluster; or a name of ``logger.backend`` is
                 neither a tracker nor among ``experiment_logger.sinks``.
         """
         self._check_loggers()
@@ -186,6 +188,7 @@ class NexRLController(NexRLModule):
         work = self.activity_tracker.start(self.get_module_name(), "runs")
         try:
             with trio.CancelScope() as self._cancel_scope:
+                self.check_model()
                 async with open_cluster(self._spec()) as cluster:
                     self.result = await self._run.run_on(cluster, handle_signals=True)
         except Exception as error:
@@ -208,6 +211,11 @@ class NexRLController(NexRLModule):
             raise invalid("config", [("trainer.checkpoint_path", problem)])
         await trio.to_thread.run_sync(copy_checkpoint, self._config)
         return await self._run.submit(cluster)
+
+    def check_model(self) -> None:
+        """Check that the directory of the model is there, where ``launch_mode`` is ``local``. Raises InvalidRequest."""
+        if self._config.launch_mode == "local":
+            check_model_of_spec(self.parts.model, self._spec())
 
     # Methods of the guide
 
