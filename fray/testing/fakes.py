@@ -228,6 +228,11 @@ class SimLauncher(Launcher):
         """See `fray.node.launcher.Launcher.busy`."""
         return self._devices.busy
 
+    @property
+    def busy_since(self) -> float:
+        """Time of the last change of `busy`."""
+        return self._devices.busy_since
+
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         try:
             async with trio.open_nursery() as self._nursery:

@@ -21,6 +21,8 @@ class SimDevices:
 
     def __init__(self, machine: str, truth: GroundTruth) -> None:
         self.busy: dict[str, str] = {}
+        self.busy_since = 0.0
+        """Time of the last change of `busy`."""
         self.on_busy: Callable[[], None] = lambda: None
         self._machine, self._truth = machine, truth
 
@@ -38,11 +40,8 @@ class SimDevices:
         await trio.sleep(min(held_s, FREE_S))
         left_s = max(0.0, held_s - FREE_S)
         if left_s:
-            self.busy = {
-                **self.busy,
-                **dict.fromkeys(attempt.devices, f"held by a process left by {attempt.attempt_id}"),
-            }
-            self.on_busy()
+            why = f"held by a process left by {attempt.attempt_id}"
+            self._change_busy({**self.busy, **dict.fromkeys(attempt.devices, why)})
         else:
             self._release(attempt)
         return left_s
@@ -50,7 +49,10 @@ class SimDevices:
     async def wait_free(self, attempt: AttemptSpec, left_s: float) -> None:
         await trio.sleep(left_s)
         self._release(attempt)
-        self.busy = {device: why for device, why in self.busy.items() if device not in attempt.devices}
+        self._change_busy({device: why for device, why in self.busy.items() if device not in attempt.devices})
+
+    def _change_busy(self, busy: dict[str, str]) -> None:
+        self.busy, self.busy_since = busy, trio.current_time()
         self.on_busy()
 
     def _release(self, attempt: AttemptSpec) -> None:

@@ -11,6 +11,7 @@ from fray.model.ids import JobId
 from fray.model.monitoring.health import OnStall
 from fray.model.reservations import ReservationState
 from fray.model.specs import EndReason
+from fray.scheduler.lifecycle import NodePhase
 from fray.scheduler.nodes.view import nodes_info
 from fray.scheduler.state.state import State
 from fray.scheduler.views import job_info
@@ -26,6 +27,9 @@ THOROUGH_EVERY_STEPS = 20
 """Mean distance of steps after which all rows are checked."""
 NEAR_S = 100.0
 """Time for which a fault may show after it has ended: heartbeats take a minute."""
+FOLLOWS_S = 10.0
+"""Time within which a node that can be reached ends what the controller gave up, and the controller knows of its busy
+devices."""
 AWAY_S = 150.0
 """Time a controller must be away before nodes may give it up."""
 
@@ -90,6 +94,31 @@ def _reasons_to_end(scenario: Scenario, life: ProcessRun) -> Iterable[tuple[floa
     parent = scenario.truth.processes.get(owner)
     if parent is not None and parent.ended is not None:
         yield parent.ended, parent.machine, f"its parent {owner} ended"
+
+
+def nodes_follow(scenario: Scenario) -> None:
+    """P1 and P6: check that nodes end the attempts that were given up, which the controller may have started elsewhere,
+    and that the controller withholds the devices that are busy on a node."""
+    running = scenario.sim.controller.running
+    if running is None:
+        return
+    latest = trio.current_time() - FOLLOWS_S
+    for machine in scenario.sim.machines.values():
+        node, fine = running.state.nodes.get(machine.name), scenario.fault_history.fine_since(machine.name)
+        if node is None or node.phase is not NodePhase.ALIVE or machine.launcher is None or fine is None:
+            continue
+        busy = machine.launcher.busy
+        if busy.keys() != node.busy.keys() and max(machine.launcher.busy_since, fine) < latest:
+            text = f"the controller withholds {sorted(node.busy)} of {machine.name}, where {sorted(busy)} are busy"
+            scenario.truth.breach("P6", text)
+        for life in scenario.truth.on(machine.name):
+            attempt = running.state.attempts.get(life.attempt_id)
+            if attempt is None or attempt.ended_at is None or attempt.outcome is None:
+                continue
+            ended = attempt.ended_at - EPOCH_S - scenario.sim.clock_ahead_s
+            if max(ended, fine) < latest:
+                text = f"{life.attempt_id} lives on {machine.name} and was given up: {attempt.outcome.message}"
+                scenario.truth.breach("P1", text)
 
 
 # At the end ----------------------------------------------------------------------------------------------------------

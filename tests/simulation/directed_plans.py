@@ -11,10 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from attrs import evolve
 
+from fray.model.resources import Device
 from fray.testing.seed import Seed
 from tests.simulation.scenario_plans import PlannedAct, PlannedFault, ScenarioPlan, draw_plan, draw_span_s
 
 HOUR_S = 3600.0
+LATEST_S = HOUR_S + 150.0
+"""Latest begin of an act after an hour of suspend: later ones meet actors that were lost, which no fault explains."""
 Draw = Callable[[random.Random], ScenarioPlan]
 
 
@@ -54,7 +57,8 @@ def _times(rng: random.Random, count: int, until_s: float, since_s: float = 0.0)
 
 def _changing_cloud(rng: random.Random) -> ScenarioPlan:
     """Machines come and go in each way that a cloud has, while jobs need them."""
-    jobs = ("crowd", "crowd", "long batch", "background job", "value job", "gang", "kept units")
+    # More crowds fill the queue of a driver, up to its quota, for longer than the scenario waits for its end.
+    jobs = ("crowd", "long batch", "background job", "value job", "value job", "gang", "kept units")
     kinds = (
         *("machine deleted outside", "machine deleted outside", "deleted machine is back", "unclear answers"),
         *("cloud trouble", "machine taken away", "group scaled", "crash controller"),
@@ -98,7 +102,7 @@ def _restored_store(rng: random.Random) -> ScenarioPlan:
 def _hour_of_suspend(rng: random.Random) -> ScenarioPlan:
     """A machine, the driver or the controller stands still for an hour."""
     kinds = ("make an actor", "calls", "repeatable call", "background job", "value job", "gang", "detached job")
-    acts = [(at_s, rng.choice(kinds)) for at_s in (*_times(rng, 25, 60.0), *_times(rng, 25, HOUR_S + 300.0, HOUR_S))]
+    acts = [(at_s, rng.choice(kinds)) for at_s in (*_times(rng, 25, 60.0), *_times(rng, 25, LATEST_S, HOUR_S))]
     who = rng.choice(("stop machine", "stop driver", "stop controller"))
     return _plan(rng, acts, [(rng.uniform(20.0, 60.0), who, HOUR_S)], drivers=2)
 
@@ -142,6 +146,27 @@ def _other_clock(rng: random.Random) -> ScenarioPlan:
     return _plan(rng, acts, faults, drivers=2)
 
 
+def _late_machines(rng: random.Random) -> ScenarioPlan:
+    """Machines are out of reach until they are suspect, and come back with actors that have started elsewhere."""
+    kinds = ("stateful actor", "stateful actor", "stateful actor", "make an actor", "calls", "value job", "gang")
+    acts = [(at_s, rng.choice(kinds)) for at_s in _times(rng, 50, 150.0)]
+    faults = [
+        (at_s, rng.choice(("cut off", "partition", "stop machine")), rng.uniform(35.0, 100.0))
+        for at_s in _times(rng, 8, 150.0, 5.0)
+    ]
+    return _plan(rng, acts, faults, drivers=2)
+
+
+def _busy_devices(rng: random.Random) -> ScenarioPlan:
+    """Gangs with accelerators follow one another, while processes that were left hold some of these."""
+    acts = [(at_s, rng.choice(("device gang", "device gang", "value job"))) for at_s in _times(rng, 60, 150.0)]
+    kinds = ("machine moves", "break connections", "crash controller", "crash at save", "restart node")
+    faults = [(at_s, rng.choice(kinds), rng.uniform(0.1, 5.0)) for at_s in _times(rng, 8, 150.0, 5.0)]
+    plan = _plan(rng, acts, faults, drivers=2)
+    gpus = tuple(Device(f"gpu-{number}", "gpu", "h100") for number in range(4))
+    return evolve(plan, machines=tuple(evolve(machine, devices=gpus) for machine in plan.machines))
+
+
 DIRECTED: Mapping[str, Draw] = {
     "changing cloud": _changing_cloud,
     "half slices": _half_slices,
@@ -152,6 +177,8 @@ DIRECTED: Mapping[str, Draw] = {
     "full disk": _full_disk,
     "replaced token": _replaced_token,
     "other clock": _other_clock,
+    "late machines": _late_machines,
+    "busy devices": _busy_devices,
 }
 
 

@@ -64,6 +64,12 @@ MUTANTS: Mapping[str, Mutant] = {
         "if False:",
         directed="restored store",
     ),
+    "busy devices are given to jobs": Mutant(
+        "fray.scheduler.nodes.nodes:on_node_reported",
+        "if is_latest and node.busy != report.busy:",
+        "if False:",
+        directed="busy devices",
+    ),
     "a lost node keeps its attempts": Mutant(
         "fray.scheduler.nodes.nodes:_give_up", "        if attempt.living:", "        if False:"
     ),
@@ -74,6 +80,12 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "a node ignores orders to stop": Mutant(
         "fray.node.reconcile:_act_on_observed", "return Stop(observed.attempt_id, desired.notice_s)", "return None"
+    ),
+    "a node ends nothing that is not desired": Mutant(
+        "fray.node.reconcile:_act_on_observed",
+        "if observed.phase is Phase.ENDED else Kill(observed.attempt_id)",
+        "if observed.phase is Phase.ENDED else None",
+        directed="late machines",
     ),
     "the maximum of a machine group is ignored": Mutant(
         "fray.scheduler.autoscaler.plan:_close_surplus", "if len(units) <= most:", "if True:"

@@ -271,6 +271,7 @@ class Scenario:
         while True:
             await trio.sleep(WATCH_EVERY_S)
             checks.lives(self, self.gone_within_s)
+            checks.nodes_follow(self)
 
     # Faults
 

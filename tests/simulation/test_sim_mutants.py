@@ -6,7 +6,9 @@ import pytest
 
 from fray.node import reconcile
 from tests.simulation import mutants
+from tests.simulation.directed_plans import draw_directed
 from tests.simulation.mutants import MUTANTS, Mutant, PatchDoesNotApply, applied
+from tests.simulation.run import run_seed
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -42,3 +44,16 @@ def test_a_bug_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     assert mutants.main(["--only", "ignores orders to stop", "--seeds", "3"]) == 0
     assert "a node ignores orders to stop: seed 1: P" in capsys.readouterr().out
     assert "None" not in reconcile._act_on_observed.__code__.co_names
+
+
+@pytest.mark.parametrize(
+    ("name", "violation"),
+    [
+        ("busy devices are given to jobs", "the controller withholds [] of"),
+        ("a node ends nothing that is not desired", "was given up: the node"),
+    ],
+)
+def test_a_bug_that_a_directed_scenario_shows_is_found_by_its_check(name: str, violation: str) -> None:
+    with applied(name, MUTANTS[name]):
+        result = run_seed(0, plan=draw_directed(0, MUTANTS[name].directed))
+    assert any(violation in breach.text for breach in result.breaches)
