@@ -36,13 +36,15 @@ async def solve(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
 
 
 def run_of(output: Path, mode: str, steps: int, settings: dict[str, Any]) -> rl.Run:
-    """Return the run; with ``validate_freq`` among its settings it validates with a few rows."""
+    """Return the run; with ``validate_freq`` it validates with a few rows, with ``reference`` it has a KL penalty."""
     rows = [{"prompt": f"{''.join(digits)}>"} for digits in itertools.product("0123456789", repeat=2)]
     return rl.Run(
         model=rl.TinyLlama(layers=1, width=16, mlp=32),
         data=rows,
         rollout=solve,
-        trainer=rl.GRPO(groups=GROUPS, group_size=GROUP_SIZE, lr=1e-2, steps=steps),
+        trainer=rl.GRPO(
+            groups=GROUPS, group_size=GROUP_SIZE, lr=1e-2, steps=steps, kl=0.01 if "reference" in settings else None
+        ),
         rollout_workers=GROUPS * GROUP_SIZE,
         rollout_processes=2,
         inference_servers=SERVERS,

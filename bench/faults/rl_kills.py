@@ -1,14 +1,14 @@
 """Random kills in runs of `fray.rl`: ``python -m bench.faults.rl_kills --kills 200 --seed 1``.
 
 A controller and three nodes run as daemons of this machine, and a driver with a run of 60 updates, in one of the three
-modes of synchronisation; with ``--varied``, also with validations, a trainer of two ranks, weights that go as files or
-over HTTP, and requests in flight that begin again with new weights or finish first. At random moments a rollout
-process, inference server, trainer, the process of data and pool, the driver, a node or the controller is killed
-(SIGKILL) or frozen (SIGSTOP); a node is frozen with all its processes, as if its machine were cut off, and continues
-later. Daemons and drivers are started again, as by a service manager. With ``--jobs`` runs are jobs of their own, and
-the process of the job is a victim in place of the driver. After each run: every step is there once, the sum
-of samples holds, no sample was trained twice, no token was too old or of weights of a lost line, and no process is
-left.
+modes of synchronisation; with ``--varied``, also with validations, a trainer of two ranks, a reference in a process of
+its own, weights that go as files or over HTTP, and requests in flight that begin again with new weights or finish
+first. At random moments a rollout process, inference server, trainer, reference, the process of data and pool, the
+driver, a node or the controller is killed (SIGKILL) or frozen (SIGSTOP); a node is frozen with all its processes, as
+if its machine were cut off, and continues later. Daemons and drivers are started again, as by a service manager. With
+``--jobs`` runs are jobs of their own, and the process of the job is a victim in place of the driver. After each run:
+every step is there once, the sum of samples holds, no sample was trained twice, no token was too old or of weights of
+a lost line, and no process is left.
 """
 
 from __future__ import annotations
@@ -40,12 +40,15 @@ ROLES = {
     "rollout": "fray:RolloutPro",
     "server": "fray:InferenceS",
     "trainer": "fray:TrainerPro",
+    "reference": "fray:ReferenceP",
     "pool": "fray:Coordinato",
     "job": "fray:job-of-run",
 }
 """Titles of the processes of a run, as the kernel cuts them."""
 WEIGHTS = {"rollout": 20, "server": 20, "trainer": 12, "pool": 12, "node": 8, "driver": 6, "controller": 6}
 OF_JOBS = {**WEIGHTS, "driver": 0, "job": 40}
+OF_REFERENCES = {"reference": 24}
+"""Weight in runs that have one: in such a run each fifth victim is the reference."""
 JOB = "job-of-run"
 FROZEN_SHARE = 0.35
 """Share of the victims that are frozen and not killed. To notice one and to end it takes 15 s."""
@@ -62,6 +65,7 @@ VARIED: dict[str, tuple[Any, ...]] = {
     "weight_sync": ("memory", "disk", "network"),
     "validate_freq": (None, 7),
     "interrupt": ("keep", "wait", "abort"),
+    "reference": (None, "server"),
 }
 """Settings of runs of a varied campaign, one value of each; None leaves it out."""
 
@@ -157,7 +161,8 @@ class RlCampaign:
         self.start_run(output, mode, settings)
         with trio.move_on_after(LIMIT_S) as patience:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self.kill_at_random, kills, before, output)
+                weights = (OF_JOBS if self.jobs else WEIGHTS) | (OF_REFERENCES if "reference" in settings else {})
+                nursery.start_soon(self.kill_at_random, weights, kills, before, output)
                 await self.until_done(output, mode, settings)
                 nursery.cancel_scope.cancel()
         took_s, done = time.monotonic() - began, self.kills[before:]
@@ -206,14 +211,13 @@ class RlCampaign:
 
     # Kills
 
-    async def kill_at_random(self, most: int, before: int, output: Path) -> None:
+    async def kill_at_random(self, weights: dict[str, int], most: int, before: int, output: Path) -> None:
         """Kill until the run is done or there were enough kills; a job when it has something that can be taken over."""
         while self.jobs and not (output / "metrics.jsonl").exists():  # noqa: ASYNC110 - another process writes it
             await trio.sleep(0.1)
         async with trio.open_nursery() as nursery:
             while len(self.kills) < before + most:
                 await trio.sleep(self.rng.uniform(*self.pause_s))
-                weights = OF_JOBS if self.jobs else WEIGHTS
                 kind = self.rng.choices(list(weights), list(weights.values()))[0]
                 is_frozen = self.rng.random() < self.frozen_share
                 if kind in ("driver", "controller"):
