@@ -32,13 +32,20 @@ def replay(output: Path, number: int) -> Iterator[ReplayedStep]:
         number: of the last update.
 
     Raises:
-        InvalidRequest: the run had no trainer, or a step or the checkpoint that it needs is missing.
+        InvalidRequest: the run had no trainer, or one of the user; or a step or the checkpoint that it needs is
+            missing.
     """
     settings = read_settings_of(output)
     if settings.trainer is None:
         raise InvalidRequest(f"{output} has no updates: its run collected samples")
     if settings.own_trainer:
-        raise InvalidRequest(f"{output} was trained by {settings.own_trainer}; updates of rl.GRPO(...) can be replayed")
+        name = settings.own_trainer
+        raise InvalidRequest(
+            f"{output} was trained by {name}, a class of yours: the run has its settings, and neither its code nor how "
+            f"its constructor was called, so that only a program of yours can do its updates again: {name}(...).train("
+            f"read_step(Path({str(output)!r}), {number}).trajectories), with read_step of fray.rl.records.steps; "
+            f"docs/rl.md has an example. `fray rl show {output} --step {number}` shows what the update was made of"
+        )
     read_step(output, number)
     checkpoints = [one for one in complete_checkpoints(output / "checkpoints") if one.step < number]
     first = checkpoints[-1].step + 1 if checkpoints else 1

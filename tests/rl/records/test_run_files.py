@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import evolve
@@ -97,6 +98,27 @@ def test_a_step_that_cannot_be_replayed_is_named_as_it_was_asked_for(run: Run, t
         pass
     with pytest.raises(InvalidRequest, match=r"step 99 of .* is not recorded: none is"):
         next(replay(tmp_path / "digits", 99))
+
+
+class OwnTrainer(rl.BaseTrainer):
+    """Trainer of a user."""
+
+    def train(self, trajectories: list[rl.Trajectory]) -> dict[str, Any]:
+        return {}
+
+
+def test_a_step_of_an_own_trainer_is_refused_with_the_reason_and_another_way(run: Run, tmp_path: Path) -> None:
+    output = tmp_path / "own"
+    with RunRecorder(evolve(run, trainer=OwnTrainer(run.trainer), output=output).parts):
+        pass
+    with pytest.raises(InvalidRequest) as caught:
+        next(replay(output, 3))
+    for text in (
+        "was trained by OwnTrainer, a class of yours: the run has its settings, and neither its code nor",
+        f"OwnTrainer(...).train(read_step(Path('{output}'), 3).trajectories), with read_step of fray.rl.records.steps",
+        f"`fray rl show {output} --step 3`",
+    ):
+        assert text in str(caught.value)
 
 
 def test_a_look_shows_what_a_run_waits_for(run: Run, tmp_path: Path) -> None:
