@@ -36,7 +36,7 @@ from fray.tinker.core.engine_scale import EngineRange
 from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits
 from fray.tinker.engine_runner import EnginePlan
 from fray.tinker.job_directories import JOBS
-from fray.tinker.opentinker.answers import Unprocessable, refuse, refuse_body, refuse_store
+from fray.tinker.opentinker.answers import Unprocessable, refuse, refuse_body, refuse_job, refuse_store
 from fray.tinker.opentinker.inference_routes import inference_routes
 from fray.tinker.opentinker.scheduler_routes import scheduler_routes
 from fray.tinker.opentinker.training_routes import training_routes
@@ -136,7 +136,12 @@ class TrainingService:
                 *tinker_routes(self._jobs, self._runs),
                 *openai_routes(self._jobs, self._runs),
             ),
-            exception_handlers={HTTPException: refuse, Unprocessable: refuse_body, StoreFailed: refuse_store},
+            exception_handlers={
+                HTTPException: refuse,
+                Unprocessable: refuse_body,
+                JobRefused: refuse_job,
+                StoreFailed: refuse_store,
+            },
         )
         settings, port_file = self._settings, self._settings.directory / "port"
         last_port = int(port_file.read_text()) if port_file.is_file() else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -12,6 +12,16 @@ from starlette.responses import JSONResponse, Response
 
 from fray.tinker.core.limits import limit_text
 from fray.tinker.wire.tinker_json import parsed_json
+
+Answer: TypeAlias = Response | dict[str, Any] | None
+"""Answer of a handler: a response, an object that is sent as JSON, or None: 204, without a body."""
+
+
+def response_of(answer: Answer) -> Response:
+    """Return the response of an answer."""
+    if isinstance(answer, Response):
+        return answer
+    return Response(status_code=204) if answer is None else JSONResponse(answer)
 
 
 class Unprocessable(Exception):
@@ -99,6 +109,11 @@ async def refuse(request: Request, error: Exception) -> Response:
 async def refuse_store(request: Request, error: Exception) -> Response:
     """Return the answer for a StoreFailed: the request was not accepted, and may be sent again."""
     return JSONResponse({"detail": str(error)}, 503)
+
+
+async def refuse_job(request: Request, error: Exception) -> Response:
+    """Return the answer for a JobRefused."""
+    return JSONResponse({"detail": str(error)}, 400)
 
 
 async def refuse_body(request: Request, error: Exception) -> Response:

@@ -10,19 +10,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fray.tinker.core.keys import ServiceUser
+from fray.tinker.opentinker.answers import Answer, response_of
 from fray.tinker.service_jobs import ServiceJobs
 
-ForUser: TypeAlias = Callable[[Request, ServiceUser], Awaitable[Response]]
+ForUser: TypeAlias = Callable[[Request, ServiceUser], Awaitable[Answer]]
+"""Handler of a route, with the caller."""
 
 
-def for_user(jobs: ServiceJobs, route: ForUser, *, admin: bool = False) -> Callable[[Request], Awaitable[Response]]:
-    """Return a route whose caller is known before its body is looked at."""
+def for_user(jobs: ServiceJobs, handler: ForUser, *, admin: bool = False) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint whose caller is known before its body is looked at."""
 
     async def checked(request: Request) -> Response:
         user = user_of(request, jobs)
         if admin and not user.is_admin:
             raise HTTPException(403, "Admin access required")
-        return await route(request, user)
+        return response_of(await handler(request, user))
 
     return checked
 

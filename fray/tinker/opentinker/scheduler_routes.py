@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -12,9 +13,9 @@ from starlette.routing import Route
 
 from fray.tinker.core.job_states import ServiceJobState
 from fray.tinker.core.keys import ServiceUser
-from fray.tinker.opentinker.answers import Unprocessable, fields_of, json_of
+from fray.tinker.opentinker.answers import Answer, Unprocessable, fields_of, json_of
 from fray.tinker.opentinker.callers import ForUser, for_user
-from fray.tinker.service_jobs import JobRefused, ServiceJobs
+from fray.tinker.service_jobs import ServiceJobs
 from fray.tinker.store import ServiceJob
 
 ENDPOINTS = {
@@ -29,37 +30,58 @@ ENDPOINTS = {
 }
 
 
-def scheduler_routes(jobs: ServiceJobs) -> list[Route]:
-    """Return the routes of the scheduler."""
+class SchedulerHandlers:
+    """Handlers of the scheduler's routes.
 
-    async def index(request: Request) -> Response:
+    Args:
+        jobs: of the service.
+    """
+
+    def __init__(self, jobs: ServiceJobs) -> None:
+        self._jobs = jobs
+
+    async def index(self, request: Request) -> Response:
         return JSONResponse(
             {
                 "service": "fray.tinker",
-                "version": jobs.version,
+                "version": self._jobs.version,
                 "status": "running",
-                "authentication": "enabled" if jobs.has_auth else "disabled",
+                "authentication": "enabled" if self._jobs.has_auth else "disabled",
                 "endpoints": ENDPOINTS,
             }
         )
 
-    async def register(request: Request) -> Response:
-        if not jobs.has_registration:
+    # Users
+
+    async def register(self, request: Request) -> Response:
+        if not self._jobs.has_registration:
             raise HTTPException(403, "registration is closed: ask for a key (fray tinker key create NAME)")
         name = request.query_params.get("username")
         if name is None:
             problem = {"type": "missing", "loc": ["query", "username"], "msg": "Field required", "input": None}
             raise Unprocessable([problem])
-        try:
-            user, key = await jobs.create_user(name)
-        except JobRefused as error:
-            raise HTTPException(400, str(error)) from None
+        user, key = await self._jobs.create_user(name)
         text = "keep this key: it is shown once"
         return JSONResponse({"user_id": user.user_id, "username": user.name, "api_key": key, "message": text})
 
-    async def submit(request: Request, user: ServiceUser) -> Response:
+    async def users(self, request: Request, user: ServiceUser) -> Answer:
+        return {
+            "users": [
+                {
+                    "user_id": each.user_id,
+                    "username": each.name,
+                    "created_at": time_text(each.created_at),
+                    "is_admin": each.is_admin,
+                }
+                for each in self._jobs.users.values()
+            ]
+        }
+
+    # Jobs
+
+    async def submit(self, request: Request, user: ServiceUser) -> Answer:
         body = fields_of(
-            await json_of(request, jobs.limits.user.body_bytes),
+            await json_of(request, self._jobs.limits.user.body_bytes),
             config="dict",
             enable_agent_loop="bool?",
             wandb_key="str?",
@@ -68,17 +90,11 @@ def scheduler_routes(jobs: ServiceJobs) -> list[Route]:
         config = body["config"]
         if body["enable_agent_loop"]:
             config = {**config, "enable_agent_loop": True}
-        try:
-            job = await jobs.submit(user, config, body["num_gpus"])
-        except JobRefused as error:
-            raise HTTPException(400, str(error)) from None
-        url = _url_of(request, job)
-        return JSONResponse(
-            {"job_id": job.job_id, "status": job.state.value, "message": jobs.message_of(job), "server_url": url}
-        )
+        job = await self._jobs.submit(user, config, body["num_gpus"])
+        return self._accepted(job, server_url=_url_of(request, job))
 
-    async def submit_inference(request: Request, user: ServiceUser) -> Response:
-        body = await json_of(request, jobs.limits.user.body_bytes)
+    async def submit_inference(self, request: Request, user: ServiceUser) -> Answer:
+        body = await json_of(request, self._jobs.limits.user.body_bytes)
         fields = fields_of(
             body,
             model_path="str",
@@ -91,77 +107,70 @@ def scheduler_routes(jobs: ServiceJobs) -> list[Route]:
             priority="str?",
         )
         config = {name: value for name, value in (body | fields).items() if value is not None}
-        try:
-            job = await jobs.submit_inference(user, config, fields["num_gpus"])
-        except JobRefused as error:
-            raise HTTPException(400, str(error)) from None
-        url = _url_of(request, job)
-        message = jobs.message_of(job)
-        return JSONResponse(
-            {"job_id": job.job_id, "status": job.state.value, "message": message, "vllm_server_url": url}
-        )
+        job = await self._jobs.submit_inference(user, config, fields["num_gpus"])
+        return self._accepted(job, vllm_server_url=_url_of(request, job))
 
-    async def shown(request: Request, job: ServiceJob) -> dict[str, Any]:
-        return {**_shown(request, job), "message": await jobs.explained_message_of(job)}
+    def _accepted(self, job: ServiceJob, **url: str | None) -> Answer:
+        return {"job_id": job.job_id, "status": job.state.value, "message": self._jobs.message_of(job), **url}
 
-    async def status(request: Request, user: ServiceUser) -> Response:
-        job = jobs.jobs.get(request.path_params["job_id"])
-        if job is None or not jobs.may_see(user, job):
+    async def status(self, request: Request, user: ServiceUser) -> Answer:
+        job = self._jobs.jobs.get(request.path_params["job_id"])
+        if job is None or not self._jobs.may_see(user, job):
             raise HTTPException(404, "Job not found")
-        jobs.see_client(job)
-        return JSONResponse(await shown(request, job))
+        self._jobs.see_client(job)
+        return await self._shown(request, job)
 
-    async def list_jobs(request: Request, user: ServiceUser) -> Response:
-        found = [job for job in jobs.jobs.values() if jobs.may_see(user, job)]
+    async def list_jobs(self, request: Request, user: ServiceUser) -> Answer:
+        found = [job for job in self._jobs.jobs.values() if self._jobs.may_see(user, job)]
         for job in found:
             if job.user_id == user.user_id:
-                jobs.see_client(job)
-        return JSONResponse({"jobs": [await shown(request, job) for job in found]})
+                self._jobs.see_client(job)
+        return {"jobs": [await self._shown(request, job) for job in found]}
 
-    def ending(state: ServiceJobState, text: str) -> ForUser:
-        async def route(request: Request, user: ServiceUser) -> Response:
-            job_id = request.path_params["job_id"]
-            job = jobs.jobs.get(job_id)
-            if job is None:
-                return JSONResponse({"job_id": job_id, "status": "NOT_FOUND", "message": "Job not found"})
-            if not jobs.may_see(user, job):
-                raise HTTPException(403, "Not authorized: the job is another user's")
-            if job.state.is_final:
-                message = f"the job has ended before: {job.state.value}"
-            else:
-                job, message = await jobs.end(job, state), text
-            return JSONResponse({"job_id": job_id, "status": job.state.value, "message": message})
+    async def _shown(self, request: Request, job: ServiceJob) -> dict[str, Any]:
+        return {
+            "job_id": job.job_id,
+            "status": job.state.value,
+            "gpu_ids": list(job.gpu_ids),
+            "port": request.base_url.port,
+            "server_url": _url_of(request, job),
+            "created_at": time_text(job.created_at),
+            "started_at": time_text(job.started_at),
+            "completed_at": time_text(job.completed_at),
+            "error_message": job.error or None,
+            "message": await self._jobs.explained_message_of(job),
+        }
 
-        return route
+    async def end(self, state: ServiceJobState, request: Request, user: ServiceUser) -> Answer:
+        job_id = request.path_params["job_id"]
+        job = self._jobs.jobs.get(job_id)
+        if job is None:
+            return {"job_id": job_id, "status": "NOT_FOUND", "message": "Job not found"}
+        if not self._jobs.may_see(user, job):
+            raise HTTPException(403, "Not authorized: the job is another user's")
+        if job.state.is_final:
+            message = f"the job has ended before: {job.state.value}"
+        else:
+            job, message = await self._jobs.end(job, state), state.value.lower()
+        return {"job_id": job_id, "status": job.state.value, "message": message}
 
-    async def users(request: Request, user: ServiceUser) -> Response:
-        return JSONResponse(
-            {
-                "users": [
-                    {
-                        "user_id": each.user_id,
-                        "username": each.name,
-                        "created_at": time_text(each.created_at),
-                        "is_admin": each.is_admin,
-                    }
-                    for each in jobs.users.values()
-                ]
-            }
-        )
 
-    def route(path: str, run: ForUser, method: str, *, admin: bool = False) -> Route:
-        return Route(path, for_user(jobs, run, admin=admin), methods=[method])
-
+def scheduler_routes(jobs: ServiceJobs) -> list[Route]:
+    """Return the routes of the scheduler."""
+    scheduler = SchedulerHandlers(jobs)
+    table: list[tuple[str, str, ForUser]] = [
+        ("POST", "/submit_job", scheduler.submit),
+        ("POST", "/submit_inference_job", scheduler.submit_inference),
+        ("GET", "/job_status/{job_id}", scheduler.status),
+        ("GET", "/list_jobs", scheduler.list_jobs),
+        ("DELETE", "/cancel_job/{job_id}", partial(scheduler.end, ServiceJobState.CANCELLED)),
+        ("POST", "/complete_job/{job_id}", partial(scheduler.end, ServiceJobState.COMPLETED)),
+    ]
     return [
-        Route("/", index),
-        Route("/register", register, methods=["POST"]),
-        route("/submit_job", submit, "POST"),
-        route("/submit_inference_job", submit_inference, "POST"),
-        route("/job_status/{job_id}", status, "GET"),
-        route("/list_jobs", list_jobs, "GET"),
-        route("/cancel_job/{job_id}", ending(ServiceJobState.CANCELLED, "cancelled"), "DELETE"),
-        route("/complete_job/{job_id}", ending(ServiceJobState.COMPLETED, "completed"), "POST"),
-        route("/admin/users", users, "GET", admin=True),
+        Route("/", scheduler.index),
+        Route("/register", scheduler.register, methods=["POST"]),
+        *(Route(path, for_user(jobs, run), methods=[method]) for method, path, run in table),
+        Route("/admin/users", for_user(jobs, scheduler.users, admin=True), methods=["GET"]),
     ]
 
 
@@ -170,20 +179,6 @@ def _url_of(request: Request, job: ServiceJob) -> str | None:
     if job.state in (ServiceJobState.QUEUED, ServiceJobState.FAILED, ServiceJobState.CANCELLED):
         return None
     return f"{str(request.base_url).rstrip('/')}/jobs/{job.job_id}-{job.secret}"
-
-
-def _shown(request: Request, job: ServiceJob) -> dict[str, Any]:
-    return {
-        "job_id": job.job_id,
-        "status": job.state.value,
-        "gpu_ids": list(job.gpu_ids),
-        "port": request.base_url.port,
-        "server_url": _url_of(request, job),
-        "created_at": time_text(job.created_at),
-        "started_at": time_text(job.started_at),
-        "completed_at": time_text(job.completed_at),
-        "error_message": job.error or None,
-    }
 
 
 def time_text(time: float | None) -> str | None:

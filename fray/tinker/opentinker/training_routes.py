@@ -18,7 +18,7 @@ from fray.tinker.core.ledger import LedgerConflict, LedgerFull
 from fray.tinker.core.training_session import EFFECTS
 from fray.tinker.job_runner import JobRunner
 from fray.tinker.opentinker.answers import body_of
-from fray.tinker.service_jobs import JobRefused, ServiceJobs
+from fray.tinker.service_jobs import ServiceJobs
 
 REQUEST_ID_HEADER = "X-Request-ID"
 """Header by which a request that is sent again is recognised."""
@@ -84,10 +84,7 @@ def training_routes(jobs: ServiceJobs) -> list[Route]:
             runner = runner_of(request)
             body = await body_of(request, jobs.limits.user.body_bytes)
             if kind == "resume" and (path := _path_of(body)) is not None:
-                try:
-                    await jobs.check_resumable(jobs.jobs[runner.job_id], path)
-                except JobRefused as error:
-                    raise HTTPException(400, str(error)) from None
+                await jobs.check_resumable(jobs.jobs[runner.job_id], path)
             try:
                 seq = await runner.receive(kind, body, request.headers.get(REQUEST_ID_HEADER, ""))
             except LedgerFull as error:

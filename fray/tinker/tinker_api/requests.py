@@ -9,11 +9,14 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from fray.tinker.core.keys import ServiceUser
 from fray.tinker.core.ledger import LedgerConflict
+from fray.tinker.opentinker.answers import body_of, response_of
+from fray.tinker.opentinker.callers import ForUser
 from fray.tinker.service_jobs import ServiceJobs
 from fray.tinker.tinker_api.model_run import UserError
 from fray.tinker.tinker_api.refusals import Expired, NotFound, TooMany
+from fray.tinker.tinker_api.tinker_runs import TinkerRuns
+from fray.tinker.wire.tinker_json import Fields
 from fray.tinker.wire.tinker_proto import CONTENT_TYPE, WireError, encode_forward_output, encode_samples
 
 KEY_HEADER = "X-API-Key"
@@ -25,11 +28,28 @@ _STATUSES: dict[type[Exception], int] = {
     LedgerConflict: 409,
     TooMany: 429,
 }
-ForUser = Callable[[Request, ServiceUser], Awaitable[Response]]
 
 
-def for_user(jobs: ServiceJobs, route: ForUser) -> Callable[[Request], Awaitable[Response]]:
-    """Return a route whose caller is known before its body is looked at, and whose refusals are answers."""
+class ApiHandlers:
+    """Handlers of routes.
+
+    Args:
+        jobs: of the service.
+        runs: state of the Tinker API.
+    """
+
+    def __init__(self, jobs: ServiceJobs, runs: TinkerRuns) -> None:
+        self._jobs, self._runs = jobs, runs
+
+    async def _body(self, request: Request) -> bytes:
+        return await body_of(request, self._jobs.limits.user.body_bytes)
+
+    async def _fields(self, request: Request) -> Fields:
+        return Fields.of_body(await self._body(request))
+
+
+def for_user(jobs: ServiceJobs, handler: ForUser) -> Callable[[Request], Awaitable[Response]]:
+    """Return an endpoint whose caller is known before its body is looked at, and whose refusals are answers."""
 
     async def checked(request: Request) -> Response:
         user = jobs.anonymous
@@ -38,13 +58,13 @@ def for_user(jobs: ServiceJobs, route: ForUser) -> Callable[[Request], Awaitable
             if found is None:
                 raise HTTPException(401, f"{KEY_HEADER}: missing or not a key of this service; keys begin with tml-")
             user = found
-        return await route(request, user)
+        return response_of(await handler(request, user))
 
     return refusing(checked)
 
 
 def refusing(route: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """Return a route whose refusals are answers."""
+    """Return an endpoint whose refusals are answers."""
 
     async def checked(request: Request) -> Response:
         try:
