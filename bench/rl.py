@@ -15,7 +15,8 @@
   Targets: .9 or more in ``sync`` and in ``fully-async`` with thresholds 1 and 4; at most .4 where servers never get
   weights, and where the rewards are those of another prompt.
 - ``recover``: seconds in which a run recovers from the kill of a rollout process, of one of two servers, of both, of
-  the trainer, and of the process of data and pool, beside what is promised, and the seconds of the imports.
+  the trainer, of the process of data and pool, and of that of a job, beside what is promised, and the seconds of the
+  imports.
 
 ``gate``, ``weights``, ``busy``, ``learn`` and ``recover`` need torch.
 """

@@ -1,7 +1,7 @@
 """Times in which a run of `fray.rl` recovers, for ``python -m bench.rl recover``.
 
-A run on this machine with two servers and two rollout processes, of which parts are killed in turn. Episodes write when
-they begin and end, by a clock that all processes have.
+A run on this machine with two servers and two rollout processes, of which parts are killed in turn; then the same run
+as a job, whose process is killed. Episodes write when they begin and end, by a clock that all processes have.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import fray
 from bench.faults.processes import all_processes, below
 from bench.faults.rl_kills import ROLES
 from fray import rl
+from fray.rl.records.run_files import METRICS_FILE, read_status
 
 FILE = "RL_BENCH_EPISODES"
 SAVE_EVERY = 5
@@ -150,32 +151,76 @@ class Recovery:
         self.add("data and pool killed: s to the next update", first - at)
 
 
-async def recover(rounds: int) -> dict[str, Any]:
-    """Kill each part so many times; return the median and the longest of the times, in seconds."""
-    imports = {f"import of {what}: s": import_s(modules) for what, modules in IMPORTS.items()}
+@define
+class JobRecovery:
+    """A run as a job, whose updates are seen in its output."""
+
+    output: Path
+    path: Path
+    found: dict[str, list[float]] = field(factory=dict)
+
+    def updates(self) -> int:
+        try:
+            return (self.output / METRICS_FILE).read_bytes().count(b"\n")
+        except FileNotFoundError:
+            return 0
+
+    async def until_updates(self, number: int) -> float:
+        """Return the time at which there are so many updates."""
+        while self.updates() < number:  # noqa: ASYNC110 - another process does them
+            await trio.sleep(0.02)
+        return time.monotonic()
+
+    async def kill(self) -> None:
+        await self.until_updates(self.updates() + SETTLED_STEPS)
+        os.kill(read_status(self.output)["pid"], signal.SIGKILL)
+        at = time.monotonic()
+        first = await self.until_updates(self.updates() + 1)
+        meanwhile = sum(at < one.begun and one.ended < first for one in episodes(self.path))
+        self.found.setdefault("process of the run's job killed: s to the next update", []).append(first - at)
+        self.found.setdefault("process of the run's job killed: episodes meanwhile", []).append(meanwhile)
+
+
+def run_of(directory: Path, path: Path, **settings: Any) -> rl.Run:
+    """Return the run; its output, and the file to which its episodes write, are in a directory."""
     # By its name, and not as part of this program: rollout processes import it.
     from bench.rl_recover import noted as episode
 
+    path.touch()
+    return rl.Run(
+        model=rl.TinyLlama(layers=1, width=16, mlp=32),
+        data=[{"prompt": f"{number}>"} for number in range(100)],
+        rollout=episode,
+        trainer=rl.GRPO(groups=4, group_size=4, lr=1e-2, steps=1_000_000),
+        rollout_workers=16,
+        rollout_processes=2,
+        inference_servers=2,
+        sync="fully-async",
+        output=directory / "out",
+        save_every=SAVE_EVERY,
+        progress=False,
+        # Each is restarted more often than in a run that is not killed on purpose.
+        on_error="continue",
+        env_vars={FILE: str(path)},
+        **settings,
+    )
+
+
+async def recover(rounds: int) -> dict[str, Any]:
+    """Kill each part so many times; return the median and the longest of the times, in seconds."""
+    imports = {f"import of {what}: s": import_s(modules) for what, modules in IMPORTS.items()}
+    found = {**await recover_parts(rounds), **await recover_job(rounds)}
+    times: dict[str, float] = {}
+    for what, values in found.items():
+        times |= {what: median(values), f"{what}, longest": max(values)}
+    return {**times, **imports}
+
+
+async def recover_parts(rounds: int) -> dict[str, list[float]]:
+    """Kill the parts of a run of this program; return what was measured."""
     with TemporaryDirectory() as directory:
         recovery = Recovery(Path(directory) / "episodes")
-        recovery.path.touch()
-        run = rl.Run(
-            model=rl.TinyLlama(layers=1, width=16, mlp=32),
-            data=[{"prompt": f"{number}>"} for number in range(100)],
-            rollout=episode,
-            trainer=rl.GRPO(groups=4, group_size=4, lr=1e-2, steps=1_000_000),
-            rollout_workers=16,
-            rollout_processes=2,
-            inference_servers=2,
-            sync="fully-async",
-            output=Path(directory) / "out",
-            save_every=SAVE_EVERY,
-            progress=False,
-            on_step=recovery.note_step,
-            # Each is restarted more often than in a run that is not killed on purpose.
-            on_error="continue",
-            env_vars={FILE: str(recovery.path)},
-        )
+        run = run_of(Path(directory), recovery.path, on_step=recovery.note_step)
         async with fray.open_cluster("machine", logs=False) as cluster, trio.open_nursery() as nursery:
             nursery.start_soon(run.run_on, cluster)
             with trio.fail_after(LIMIT_S * rounds):
@@ -184,7 +229,17 @@ async def recover(rounds: int) -> dict[str, Any]:
                     await recovery.settled()
                     await kind()
             nursery.cancel_scope.cancel()
-    times: dict[str, float] = {}
-    for what, values in recovery.found.items():
-        times |= {what: median(values), f"{what}, longest": max(values)}
-    return {**times, **imports}
+        return recovery.found
+
+
+async def recover_job(rounds: int) -> dict[str, list[float]]:
+    """Kill the process of a run that is a job; return what was measured."""
+    with TemporaryDirectory() as directory:
+        recovery = JobRecovery(Path(directory) / "out", Path(directory) / "episodes")
+        async with fray.open_cluster("machine", logs=False) as cluster:
+            job = await run_of(Path(directory), recovery.path, name="recovering").submit(cluster)
+            with trio.fail_after(LIMIT_S * rounds):
+                for _ in range(rounds):
+                    await recovery.kill()
+            await cluster.terminate(job.id)
+        return recovery.found
