@@ -453,14 +453,20 @@ async def _use_policy(target: FaultTarget, policy: Policy) -> None:
         if running is not None and running.state.policy == policy:
             break
         if running is not None:
+            target.sim.limits_ordered_at = trio.current_time()
             running.loop.post(PolicyChanged(policy=policy))
         await trio.sleep(HEARD_WITHIN_S)
         state = _state(target)
         if state is not None and state.policy != target.sim.policy and _is_fine(target, asked):
             target.sim.truth.breach("P7", f"the policy of {asked:.1f} is not the controller's")
     await trio.sleep(HEARD_WITHIN_S)
-    for group in GROUPS if _is_fine(target, asked) else ():
+    for group in GROUPS if _is_fine(target, asked) and _has_followed(target) else ():
         _check_group(target, group.name)
+
+
+def _has_followed(target: FaultTarget) -> bool:
+    """Return whether the controller has had the time to follow the last order about machine groups, of any fault."""
+    return trio.current_time() - target.sim.limits_ordered_at >= HEARD_WITHIN_S
 
 
 def _check_group(target: FaultTarget, name: str) -> None:
@@ -489,7 +495,7 @@ async def group_scaled(target: FaultTarget, rng: random.Random, span_s: float, w
             await _scale(target, group, None, None, ORDERED_WITHIN_S)
             return ""
         await trio.sleep(HEARD_WITHIN_S)
-        if _is_fine(target, asked):
+        if _is_fine(target, asked) and _has_followed(target):
             _check_group(target, group)
             _check_floor(target, group)
         await wait(span_s)
@@ -513,6 +519,7 @@ async def _scale(target: FaultTarget, group: str, low: int | None, high: int | N
                 return True
             if running is not None:
                 is_sent = True
+                target.sim.limits_ordered_at = trio.current_time()
                 running.loop.post(GroupScaled(session="", ref=0, group=group, min=low, max=high))
             await trio.sleep(1)
     return False

@@ -517,6 +517,8 @@ class SimCluster:
         self.policy: Policy = SHARED
         """Policy as its operator has written it: of each controller that starts."""
         self.first_policy = self.policy
+        self.limits_ordered_at = 0.0
+        """Time of the last order to the controller that changes limits of machine groups."""
         self.provider_factories: Mapping[str, ProviderFactory] | None = None
         self.cloud: SimCloud | None = None
         self.clock_jump_s, self.clock_drift = 0.0, 0.0

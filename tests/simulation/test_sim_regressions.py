@@ -83,3 +83,19 @@ def test_a_deleted_machine_is_not_back_before_the_controller_has_noticed_its_del
         result = run_seed(seed, plan=plan)
         assert not result.breaches, summary(result)
         assert result.faults.total() == len(faults), summary(result)
+
+
+def test_what_fails_before_it_is_stopped_for_its_preemption_has_been_preempted() -> None:
+    # Seeds 21285, 21721; a defect of the simulator: it expected that such an attempt counts as a failure, with a
+    # back-off, or as one that ran out of memory.
+    faults = [(0.5, "slow link", 30.0), *((1.5 + number, "out of service", 0.5) for number in range(8))]
+    for kind in ("memory hog", "stumbling job"):
+        assert_holds(direct_plan([kind] * 24, faults, machines=2, every_s=0.3), seed=7)
+
+
+def test_an_order_that_lowers_the_maximum_of_a_group_right_before_its_check_has_time_to_be_followed() -> None:
+    # Seed 21461; a defect of the simulator: the policy that one fault takes back was checked right after another fault
+    # had lowered the maximum.
+    faults = [(10.0, "policy changed", 5.0), (34.98, "group scaled", 1.0)]
+    plan = direct_plan(["value job"] * 4 + ["long batch"] * 3, faults, machines=1, every_s=3.0, cloud=True)
+    assert_holds(plan, seed=4)
