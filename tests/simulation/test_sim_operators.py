@@ -18,7 +18,10 @@ from tests.simulation.run import run_seed, summary
 from tests.simulation.scenario_plans import ScenarioPlan, direct_plan
 
 Patch = pytest.MonkeyPatch
-LEAVING = direct_plan(["background job"] * 20, [(4.0 + 25 * number, "node leaves", 1.0) for number in range(4)])
+# Jobs begin all the while: a node that leaves within a second or so gets one in some seeds only.
+LEAVING = direct_plan(
+    ["background job"] * 120, [(10.0 + 23 * number, "node leaves", 1.0) for number in range(4)], every_s=0.8
+)
 POLICIES = direct_plan(
     ["crowd"] * 5, [(40.0 + 30 * n, "policy changed", 8.0) for n in range(4)], cloud=True, every_s=6.0
 )
