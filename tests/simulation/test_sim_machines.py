@@ -37,7 +37,7 @@ def test_a_bad_machine_is_quarantined_and_its_probe_returns_it_to_service() -> N
 
 def test_drained_machines_break_no_promise() -> None:
     trace = Trace(keep=True)
-    result = run_seed(3, plan=DRAINED, trace=trace)
+    result = run_seed(1, plan=DRAINED, trace=trace)
     assert result.breaches == ()
     assert happened(trace, "preempted") >= 1
     assert happened(trace, "node uncordoned") >= 1
@@ -45,7 +45,7 @@ def test_drained_machines_break_no_promise() -> None:
 
 def test_a_drain_that_leaves_jobs_behind_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "_evict", lambda *arguments: None)
-    assert any("which is drained" in text for text in broken(run_seed(3, plan=DRAINED)))
+    assert any("which is drained" in text for text in broken(run_seed(1, plan=DRAINED)))
 
 
 def test_jobs_on_a_closed_machine_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,5 +53,5 @@ def test_jobs_on_a_closed_machine_are_found(monkeypatch: pytest.MonkeyPatch) -> 
         return node.phase is NodePhase.ALIVE and node.has_reported and not node.stray_attempts
 
     monkeypatch.setattr(Node, "is_schedulable", property(is_schedulable))
-    assert any("which is cordoned since" in text for text in broken(run_seed(3, plan=DRAINED)))
+    assert any("which is cordoned since" in text for text in broken(run_seed(1, plan=DRAINED)))
     assert any("in quarantine since" in text for text in broken(run_seed(1, plan=BAD)))

@@ -56,7 +56,7 @@ def _check_backoff(b: OperationContext, info: JobInfo, backoff_s: float) -> None
             if waited_s < backoff_s * (1 - JITTER) - EPSILON_S:
                 early.append(f"{new.attempt_id} begins {waited_s:.3f} s after a failure, its back-off is {backoff_s} s")
     # An attempt that is about to be preempted counts as such, also if it fails before it is stopped.
-    b.check("P2", len(early) <= info.retries.get("preempted", 0), ", ".join(early))
+    b.check("P2", len(early) <= info.retries.get("preempted", 0), early[0] if early else "")
 
 
 async def _check_crash_loop(b: OperationContext, info: JobInfo) -> None:
