@@ -58,6 +58,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "v2": {"blocking", "api", "threads"} | WORDS,
     "rl": {"blocking", "api", "http_server", "runtime", "gc_tuning", "net"} | WORDS,
     "tinker": {"rl", "api", "http_server"} | WORDS,
+    "monitoring": {"api"} | WORDS,
 }
 """Part: what it may import besides itself. Parts that are not here (local, testing, cli, …) put the others together."""
 
@@ -94,7 +95,8 @@ ALONE_OPENS: dict[str, str | tuple[str, ...]] = {
     "wandb": "rl/records/trackers.py",
     "trackio": "rl/records/trackers.py",
     "mlflow": "rl/records/trackers.py",
-    "starlette": ("rl/inference/", "tinker/"),
+    "starlette": ("rl/inference/", "tinker/", "monitoring/exporter.py"),
+    "prometheus_client": "monitoring/exposition.py",
     "httpx": ("rl/inference/http_service.py", "rl/inference/weight_transfer.py", "tinker/http_client.py"),
 }
 PUT_TOGETHER = ("testing", "deploy", "cli")
@@ -113,7 +115,7 @@ PURE = (
     *("net/buffers/chunks.py", "net/buffers/segment_allocator.py", "runtime/scope/children.py"),
     *("runtime/calls/wire.py", "runtime/tasks/policy.py", "runtime/objects/refcount.py"),
     *("model/**/*.py", "scheduler/**/*.py", "rl/core/**/*.py"),
-    *("tinker/core/**/*.py", "tinker/wire/**/*.py"),
+    *("tinker/core/**/*.py", "tinker/wire/**/*.py", "monitoring/exposition.py"),
 )
 IMPURE = {
     *("trio", "time", "datetime", "secrets", "socket", "select", "os", "io", "pathlib", "tempfile", "shutil"),

@@ -54,7 +54,7 @@ def parser_of() -> Parser:
     about_shares = (_queue, _usage)
     about_machines = (_nodes, _node, _machine_groups, _scale, _cordon, _uncordon, _drain, _reservations, _reservation)
     about_people = (_login, _logout, _user, _key, _namespace, _audit)
-    about_cluster = (_token, _ca, _actors, _doctor, _backup)
+    about_cluster = (_token, _ca, _actors, _doctor, _backup, _metrics)
     for add in (*about_jobs, *about_shares, *about_machines, add_rl, add_tinker, *about_cluster, *about_people):
         add(verbs)
     return parser
@@ -388,6 +388,27 @@ def _doctor(verbs: Verbs) -> None:
         metavar="FIRST-LAST",
         help="check these for a fray-node to offer to jobs (default: what a node would choose)",
     )
+
+
+def _metrics(verbs: Verbs) -> None:
+    text = "serve the numbers of a cluster to Prometheus: /metrics, /healthz, /readyz"
+    example = (
+        "  fray metrics\n"
+        "  fray metrics --listen 0.0.0.0:9464 --scrape-token scrape.key --tls-cert cert.pem --tls-key key.pem"
+    )
+    parser = verb(verbs, "metrics", "administration.metrics:metrics", text, example, opens="itself")
+    parser.add_argument(
+        "--listen", default="127.0.0.1:9464", metavar="HOST:PORT", help="address to serve at (default: 127.0.0.1:9464)"
+    )
+    parser.add_argument(
+        "--scrape-token",
+        type=Path,
+        metavar="FILE",
+        help="file of mode 0600; /metrics requires its content as a bearer token",
+    )
+    parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve HTTPS with this certificate (PEM)")
+    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="key of the certificate (PEM)")
+    parser.add_argument("--insecure", action="store_true", help="serve other machines without token and TLS")
 
 
 def _backup(verbs: Verbs) -> None:

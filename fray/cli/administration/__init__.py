@@ -2,7 +2,8 @@
 
 - `doctor`: one line for each thing that is wrong on this machine or on its way to the cluster.
 - `backup`: the store of a controller into one file, and back. `rotation`: replacing the token in it.
+- `metrics`: the numbers of a cluster, for Prometheus.
 - `people`: login, users, keys, namespaces, the audit log.
 
-`backup` and `rotation` use no connection to a cluster; `doctor` makes its own.
+`backup` and `rotation` use no connection to a cluster; `doctor` and `metrics` make their own.
 """
