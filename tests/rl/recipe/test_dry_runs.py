@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from fray import rl
 from fray.cli.main import main
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(importlib.util.find_spec("omegaconf") is None, reason="needs OmegaConf: make test-rl"),
-]
+pytest.importorskip("omegaconf", reason="make test-rl has it")
+yaml = pytest.importorskip("yaml")
+pytestmark = pytest.mark.torch
+
 RECIPE = """
 model: {layers: 1}
 data: rows.jsonl
