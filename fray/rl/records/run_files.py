@@ -137,8 +137,10 @@ class RunRecorder:
         failure = None if error is None else _failure_in(error)
         ended = "stopped" if self._is_stopped or error is not None else "done"
         state = ended if failure is None else "failed"
-        if state == "stopped" and error is not None and own_job_id() and current_job().preempted:
-            state = "pending"  # the cluster starts its job again, on this machine or another
+        if error is not None and own_job_id() and current_job().preempted:
+            # The cluster starts its job again, on this machine or another, also if the end of another process of the
+            # machine has failed it before it was stopped itself.
+            state, failure = "pending", None
         self._status |= {"state": state, "error": "" if failure is None else f"{type(failure).__name__}: {failure}"}
         self._write()
 
