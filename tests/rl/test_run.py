@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import trio
-import trio.testing
 from fsspec.registry import known_implementations
 
 import fray
@@ -220,20 +219,24 @@ def test_a_group_is_validated_as_a_whole_and_samples_alone() -> None:
     assert run().parts.plan.validation is None
 
 
-async def test_a_run_that_is_stopped_before_its_parts_have_started_starts_no_more_of_them() -> None:
+async def test_a_run_that_is_stopped_before_its_parts_have_started_starts_no_more_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     one = run(progress=False)
     ended: list[Any] = []
     async with fray.open_cluster("local", logs=False) as cluster:
         with trio.fail_after(30), StepLog(RunResult(), one) as log:
             controller = RunController(cluster, one.parts, log)
 
-            async def work() -> None:
-                ended.append(await controller.run())
+            create = controller._processes.create
 
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(work)
-                await trio.testing.wait_all_tasks_blocked()
+            async def stop_and_create(*arguments: Any, **options: Any) -> Any:
                 await controller.stop()
+                return await create(*arguments, **options)
+
+            # The first part is the coordinator.
+            monkeypatch.setattr(controller._processes, "create", stop_and_create)
+            ended.append(await controller.run())
         assert ended == [None]
         assert {info.name.partition("-")[0] for info in await cluster.list_jobs()} <= {"Coordinator"}
 
