@@ -188,12 +188,22 @@ def test_the_rules_fire_for_what_they_are_for(tmp_path: Path) -> None:
         series('fray_queue_entries{instance="b"}', "3+0x60"),
         series('fray_accelerators{instance="b", state="free"}', "0+0x60"),
         series('fray_accelerators{instance="b", state="allocated"}', "8+0x60"),
+        series('fray_machines{instance="a", state="ready"}', "3+0x15 2+0x45"),
+        series('fray_machines{instance="a", state="lost"}', "0+0x60"),
+        series('fray_machines{instance="b", state="ready"}', "3+0x60"),
+        series('fray_machines{instance="b", state="lost"}', "0+0x60"),
         series('fray_machine_group_units{instance="a", group="spot", state="wanted"}', "4+0x60"),
         series('fray_machine_group_units{instance="a", group="spot", state="joined"}', "1+0x60"),
         series('fray_machine_group_units{instance="a", group="full", state="wanted"}', "4+0x60"),
         series('fray_machine_group_units{instance="a", group="full", state="joined"}', "4+0x60"),
     ]
+    lost = {
+        "exp_labels": {"severity": "warning", "instance": "a"},
+        "exp_annotations": {"summary": "1 machines have been lost, or were removed within the last hour."},
+    }
     tests = [
+        {"eval_time": "15m", "alertname": "FrayMachinesLost", "exp_alerts": []},
+        {"eval_time": "30m", "alertname": "FrayMachinesLost", "exp_alerts": [lost]},
         {"eval_time": "20m", "alertname": "FrayQueueStuck", "exp_alerts": []},
         {
             "eval_time": "40m",
