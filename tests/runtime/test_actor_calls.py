@@ -343,7 +343,8 @@ async def test_a_method_in_a_thread_sees_its_cancellation_and_the_caller_leaves_
         way = stage.way(stage.caller.route_to(stage.endpoint(host, number)))
         call = way.start("hold")
         behind = way.start("note_now", "behind")
-        while len(host.actors[number].active_calls) < 2:
+        # Both under way is not enough: a call that its thread has not taken yet would never begin.
+        while (count := host.actors[number].metrics()).running < 1 or count.queued < 1:
             await trio.lowlevel.checkpoint()
         call.cancel()
         behind.cancel()
