@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from fray.rl.core.server_states import ServerEvent, ServerRecord
 from fray.rl.core.versions import VersionName
 from fray.rl.journal_file import RunJournal, read_failures
 from fray.rl.messages import RunStatus
+from fray.rl.records import run_files
 from fray.rl.records.replay import replay
 from fray.rl.records.run_files import (
     RunRecorder,
@@ -98,6 +100,18 @@ def test_a_step_that_cannot_be_replayed_is_named_as_it_was_asked_for(run: Run, t
         pass
     with pytest.raises(InvalidRequest, match=r"step 99 of .* is not recorded: none is"):
         next(replay(tmp_path / "digits", 99))
+
+
+def test_a_run_that_fails_as_its_preempted_job_ends_is_pending(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run.parts.output is not None
+    monkeypatch.setattr(run_files, "own_job_id", lambda: "job-of-run-1")
+    for preempted, expected in ((False, ("failed", "RuntimeError: its server is gone")), (True, ("pending", ""))):
+        job = SimpleNamespace(preempted=preempted)
+        monkeypatch.setattr(run_files, "current_job", lambda job=job: job)
+        with pytest.raises(RuntimeError), RunRecorder(run.parts):
+            raise RuntimeError("its server is gone")
+        status = read_status(run.parts.output)
+        assert (status["state"], status["error"]) == expected
 
 
 class OwnTrainer(rl.BaseTrainer):
