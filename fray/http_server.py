@@ -10,6 +10,7 @@ import logging
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import trio
@@ -19,6 +20,8 @@ from hypercorn.config import Config
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
+
+from fray.errors import InvalidRequest
 
 App: TypeAlias = Any
 """A `starlette.applications.Starlette`, or any ASGI app; of the former the lifespan runs, too."""
@@ -59,6 +62,17 @@ class HttpAddress:
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.is_tls else 'http'}://{host}:{self.port}"
+
+
+def tls_of_server(certificate: Path, key: Path) -> ssl.SSLContext:
+    """Return the context of a server. Raises InvalidRequest if the files cannot be used."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key)
+    except OSError as error:
+        reason = "expected a certificate and its key, in PEM" if isinstance(error, ssl.SSLError) else error.strerror
+        raise InvalidRequest(f"certificate {certificate} with key {key}: {reason}") from None
+    return context
 
 
 async def serve_http(

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 import attrs
 
 from fray.cli.formatting import Line
+from fray.errors import InvalidRequest
 from fray.model.text import RESET, visible_text
 
 CLEAR = "\x1b[H\x1b[2J"
@@ -142,3 +143,14 @@ def clock(seconds: float | None) -> str:
     today = time.localtime()
     same_day = local[:3] == today[:3]
     return time.strftime("%H:%M:%S" if same_day else "%Y-%m-%d %H:%M:%S", local)
+
+
+@contextmanager
+def explained_missing(program: str, extra: str) -> Iterator[None]:
+    """Raise InvalidRequest where an import within the block fails: the program needs this extra of Fray."""
+    try:
+        yield
+    except ImportError as error:
+        raise InvalidRequest(
+            f"{program} needs packages that are missing ({error}): pip install 'fray[{extra}]'"
+        ) from None

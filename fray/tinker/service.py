@@ -25,7 +25,7 @@ from starlette.routing import BaseRoute, Route
 from fray.api.actors.monitor import Down, monitor
 from fray.api.cluster import Cluster, current_cluster
 from fray.errors import ActorDied, InvalidRequest
-from fray.http_server import HttpAddress, serve_http
+from fray.http_server import HttpAddress, serve_http, tls_of_server
 from fray.model.resources import ResourceConfig
 from fray.model.specs import ActorConfig
 from fray.rl.http_access.access import ACCESS_DIRECTORY, AUTHORITY_FILE, LOOPBACK, WILDCARDS, check_host, load_authority
@@ -304,23 +304,12 @@ def _place_of(settings: ServiceSettings) -> tuple[str, str, ssl.SSLContext | Non
     if settings.has_own_authority:
         place = place_of(settings.host, load_authority(settings.directory))
         return place.host, place.bind, place.tls, str(_authority_file(settings.directory))
-    tls = _tls_context(*settings.tls) if settings.tls else None
+    tls = tls_of_server(*settings.tls) if settings.tls else None
     return *reached_at(settings.host), tls, str(settings.tls[0]) if settings.tls else ""
 
 
 def _authority_file(directory: Path) -> Path:
     return directory / ACCESS_DIRECTORY / AUTHORITY_FILE
-
-
-def _tls_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Return the context of a server. Raises InvalidRequest if the files cannot be used."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(certificate, key)
-    except OSError as error:
-        reason = "expected a certificate and its key, in PEM" if isinstance(error, ssl.SSLError) else error.strerror
-        raise InvalidRequest(f"certificate {certificate} with key {key}: {reason}") from None
-    return context
 
 
 @asynccontextmanager
@@ -388,7 +377,7 @@ async def serve(
     files = None if tls is None else (await _absolute(tls[0]), await _absolute(tls[1]))
     if files is not None:
         # Refused here, and not by each start of the service.
-        await trio.to_thread.run_sync(_tls_context, *files)
+        await trio.to_thread.run_sync(tls_of_server, *files)
     if not 0 <= client_grace_s < float("inf"):
         raise InvalidRequest(f"client_grace_s={client_grace_s}: expected seconds, or 0: jobs do not end by themselves")
     limits = JobLimits(

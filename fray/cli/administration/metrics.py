@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import ssl
 import sys
 from functools import partial
 from pathlib import Path
 
 import trio
 
-from fray.cli.output import note, say_json
+from fray.cli.output import explained_missing, note, say_json
 from fray.cli.target import open_target
 from fray.errors import InvalidRequest
 from fray.net import daemon_logging
@@ -22,16 +21,14 @@ TOKEN_BYTES = 16
 
 async def metrics(options: argparse.Namespace) -> int:
     """Run ``fray metrics``."""
-    try:
-        from fray.http_server import HttpAddress, serve_http
+    with explained_missing("fray metrics", "monitoring"):
+        from fray.http_server import HttpAddress, serve_http, tls_of_server
         from fray.monitoring.exporter import Exporter
-    except ImportError as error:
-        raise InvalidRequest(
-            f"fray metrics needs packages that are missing ({error}): pip install 'fray[monitoring]'"
-        ) from None
+    if bool(options.tls_cert) != bool(options.tls_key):
+        raise InvalidRequest("--tls-cert and --tls-key belong together: the certificate and its key, in PEM")
     host, port = _address(options.listen)
     token = _scrape_token(options.scrape_token) if options.scrape_token else ""
-    tls = _tls(options.tls_cert, options.tls_key)
+    tls = tls_of_server(options.tls_cert, options.tls_key) if options.tls_cert else None
     if not (is_loopback(host) or options.insecure or (token and tls)):
         raise InvalidRequest(
             f"--listen {options.listen}: other machines can reach it; add --scrape-token FILE, --tls-cert FILE and "
@@ -75,16 +72,3 @@ def _scrape_token(file: Path) -> str:
             "`openssl rand -hex 16` makes them"
         )
     return token
-
-
-def _tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    if certificate is None and key is None:
-        return None
-    if certificate is None or key is None:
-        raise InvalidRequest("--tls-cert and --tls-key belong together: the certificate and its key, in PEM")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(certificate, key)
-    except OSError as error:  # ssl.SSLError, too
-        raise InvalidRequest(f"--tls-cert {certificate}, --tls-key {key}: {error.strerror or error}") from None
-    return context

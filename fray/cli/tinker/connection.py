@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fray.cli.output import explained_missing
 from fray.errors import ConnectionFailed, InvalidRequest
 
 KEY_VARIABLE = "FRAY_TINKER_KEY"
@@ -45,17 +46,6 @@ class ServiceConnection:
 
 
 @contextmanager
-def explained_missing() -> Iterator[None]:
-    """Raise InvalidRequest where an import within the block fails."""
-    try:
-        yield
-    except ImportError as error:
-        raise InvalidRequest(
-            f"fray tinker needs packages that are missing ({error}): pip install 'fray[tinker]'"
-        ) from None
-
-
-@contextmanager
 def open_service(options: argparse.Namespace) -> Iterator[ServiceConnection]:
     """Connect to the service of the options.
 
@@ -63,7 +53,7 @@ def open_service(options: argparse.Namespace) -> Iterator[ServiceConnection]:
         InvalidRequest: none is named and none was served here, its directory has no file of a service, or the file with
             the key has none.
     """
-    with explained_missing():
+    with explained_missing("fray tinker", "tinker"):
         from fray.tinker.http_client import JsonConnection
         from fray.tinker.operations.operator_file import OPERATOR_FILE, default_directory, read_operator_file
     directory = options.directory

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import trio
 
-from fray.cli.output import note, say_json
-from fray.cli.tinker.connection import explained_missing
+from fray.cli.output import explained_missing, note, say_json
 from fray.errors import InvalidRequest
 
 RESTART_S = 1.0
@@ -20,7 +19,7 @@ RESTART_S = 1.0
 
 async def game(options: argparse.Namespace) -> int:
     """Run ``fray tinker game``."""
-    with explained_missing():
+    with explained_missing("fray tinker", "tinker"):
         from fray.rl.recipe.user_files import load_object
         from fray.tinker import game as games
     if options.count < 1 or not 0 < options.port <= 65_536 - options.count:

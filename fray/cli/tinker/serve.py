@@ -10,15 +10,14 @@ import trio
 
 from fray.api.open import default_spec, open_cluster
 from fray.cli.formatting import span_of
-from fray.cli.output import note, say_json
-from fray.cli.tinker.connection import explained_missing
+from fray.cli.output import explained_missing, note, say_json
 from fray.errors import InvalidRequest
 from fray.model.resources import ResourceConfig
 
 
 async def serve(options: argparse.Namespace) -> int:
     """Run ``fray tinker serve``."""
-    with explained_missing():
+    with explained_missing("fray tinker", "tinker"):
         from fray.tinker.service import serve as serve_training
     if bool(options.tls_cert) != bool(options.tls_key):
         raise InvalidRequest("--tls-cert and --tls-key belong together: the certificate and its key, in PEM")
