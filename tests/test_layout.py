@@ -418,6 +418,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("adapter_engine", "engine"),
         ("api_store", "engine_runner"),
         ("inference_runner", "job_runner"),
+        ("service_usage",),
         ("service_jobs",),
         ("opentinker.callers",),
         ("opentinker", "tinker_api"),

@@ -118,7 +118,7 @@ class TrainingService:
                 settings.session_s,
                 settings.engines,
             ),
-            lambda user_id, tokens, seconds: self._jobs.usage.add(trio.current_time(), user_id, tokens, seconds),
+            self._jobs.usage.add,
             settings.limits.user,
             lambda: self._jobs.weights,
         )

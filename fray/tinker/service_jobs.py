@@ -23,11 +23,11 @@ from fray.tinker.core.keys import USER_NAME_LIMIT, ServiceUser, hash_of, new_key
 from fray.tinker.core.limits import DEFAULT_LIMITS, UserLimits, is_abandoned, limit_text
 from fray.tinker.core.training_config import ConfigError, settings_of
 from fray.tinker.core.training_session import ACTOR_FOLDER
-from fray.tinker.core.usage import UsageWindow
 from fray.tinker.engine_runner import EnginePlan, JobCallbacks
 from fray.tinker.inference_runner import InferenceRunner
 from fray.tinker.job_runner import JobRunner
 from fray.tinker.kept_engine import explained_engine
+from fray.tinker.service_usage import ServiceUsage
 from fray.tinker.store import ServiceJob, ServiceStore, with_state
 
 CLIENT_GRACE_S = 3_600.0
@@ -90,7 +90,7 @@ class ServiceJobs:
         self._cluster: Cluster | None = None
         self.version = VERSION
         self.cluster_users = ClusterUsers()
-        self.usage = UsageWindow()
+        self.usage = ServiceUsage(store)
         self.operator_key = new_key(secrets.token_hex)
         """Key of an administrator until this service ends; it is in its directory alone."""
         self._operator = ServiceUser("user_operator", "operator", hash_of(self.operator_key), time.time(), True)
@@ -117,6 +117,7 @@ class ServiceJobs:
         self.jobs = {job.job_id: job for job in await store.call(store.jobs)}
         async with trio.open_nursery() as self._nursery:
             self._cluster = cluster
+            self._nursery.start_soon(self.usage.run)
             await self._nursery.start(self.cluster_users.run, cluster)
             for job in self.jobs.values():
                 if not job.state.is_final:
@@ -366,7 +367,7 @@ class ServiceJobs:
             await self.end(job, ServiceJobState.FAILED, text)
 
         def on_use(tokens: int, seconds: float) -> None:
-            self.usage.add(trio.current_time(), job.user_id, tokens, seconds)
+            self.usage.add(job.user_id, tokens, seconds)
 
         def room() -> int:
             runners = [self.runners[each.job_id] for each in self.jobs.values() if each.job_id in self.runners]

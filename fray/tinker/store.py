@@ -21,10 +21,11 @@ from fray.errors import InvalidRequest
 from fray.tinker.core.job_states import ServiceJobState
 from fray.tinker.core.keys import ServiceUser
 from fray.tinker.core.ledger import LedgerEntry
+from fray.tinker.core.usage import DayUsage
 
 STORE_RETRY_S = 1.0
 """Pause before what has happened is written again."""
-SCHEMA = 2
+SCHEMA = 3
 """Version of the tables."""
 _TABLES = """
     CREATE TABLE users (user_id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, key_hash TEXT NOT NULL,
@@ -38,6 +39,16 @@ _TABLES = """
     CREATE TABLE checkpoints (job_id TEXT NOT NULL, path TEXT NOT NULL, step INTEGER NOT NULL,
         PRIMARY KEY (job_id, path));
 """
+_USAGE_TABLE = """
+    CREATE TABLE usage (day TEXT NOT NULL, user_id TEXT NOT NULL, tokens INTEGER NOT NULL, busy_s REAL NOT NULL,
+        PRIMARY KEY (day, user_id)) WITHOUT ROWID;
+"""
+_STEPS = (
+    _TABLES + _USAGE_TABLE,
+    "ALTER TABLE jobs ADD COLUMN is_inference INTEGER NOT NULL DEFAULT 0;" + _USAGE_TABLE,
+    _USAGE_TABLE,
+)
+"""Statements that bring tables of version 0 (none yet), 1, … to the present one."""
 
 
 log = logging.getLogger("fray.tinker")
@@ -179,15 +190,10 @@ class ServiceStore(SqliteStore):
             raise InvalidRequest(f"another service uses {directory}: choose another directory") from None
         super().__init__(directory / "service.sqlite")
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version == 1:
-            self._db.executescript(
-                "BEGIN; ALTER TABLE jobs ADD COLUMN is_inference INTEGER NOT NULL DEFAULT 0;"
-                f" PRAGMA user_version = {SCHEMA}; COMMIT;"
-            )
-        elif version not in (0, SCHEMA):
+        if not 0 <= version <= SCHEMA:
             raise InvalidRequest(f"{directory} is of version {version} of the service's store; this one reads {SCHEMA}")
-        if version == 0:
-            self._db.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
+        if version < SCHEMA:
+            self._db.executescript(f"BEGIN; {_STEPS[version]} PRAGMA user_version = {SCHEMA}; COMMIT;")
 
     def close(self) -> None:
         """Close the files."""
@@ -298,6 +304,32 @@ class ServiceStore(SqliteStore):
         """Return the paths and steps of the checkpoints of a job, oldest first."""
         rows = self._db.execute("SELECT path, step FROM checkpoints WHERE job_id = ? ORDER BY step", (job_id,))
         return [(path, step) for path, step in rows]
+
+    # Use
+
+    def add_usage(self, used: Sequence[DayUsage], oldest: str) -> None:
+        """Add to the use by day and user, and remove that of days before ``oldest``."""
+        self._db.execute("BEGIN")
+        try:
+            self._db.executemany(
+                "INSERT INTO usage VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens,"
+                " busy_s = busy_s + excluded.busy_s",
+                [(each.day, each.user_id, each.tokens, each.busy_s) for each in used],
+            )
+            self._db.execute("DELETE FROM usage WHERE day < ?", (oldest,))
+            self._db.execute("COMMIT")
+        except sqlite3.Error:
+            # Some failures have ended the transaction themselves.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    def usage_since(self, day: str) -> list[DayUsage]:
+        """Return the use by day and user from ``day`` on, oldest first."""
+        rows = self._db.execute(
+            "SELECT day, user_id, tokens, busy_s FROM usage WHERE day >= ? ORDER BY day, user_id", (day,)
+        )
+        return [DayUsage(*row) for row in rows]
 
 
 def with_state(job: ServiceJob, state: ServiceJobState, now: float, error: str = "") -> ServiceJob:

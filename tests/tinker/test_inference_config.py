@@ -47,7 +47,7 @@ def test_a_store_of_the_first_version_is_continued(tmp_path: Path) -> None:
     store.put_job(ServiceJob("a", "s", "user_1", {"x": 1}, 0, 1.0, state=ServiceJobState.RUNNING))
     store.close()
     with sqlite3.connect(tmp_path / "service.sqlite") as old:
-        old.executescript("ALTER TABLE jobs DROP COLUMN is_inference; PRAGMA user_version = 1;")
+        old.executescript("ALTER TABLE jobs DROP COLUMN is_inference; DROP TABLE usage; PRAGMA user_version = 1;")
     old.close()
     store = ServiceStore(tmp_path)
     store.put_job(ServiceJob("b", "s", "user_1", {"model_path": "tiny"}, 0, 2.0, is_inference=True))

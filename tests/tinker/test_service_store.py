@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+import trio
 from attrs import evolve
 
 from fray.errors import InvalidRequest
 from fray.tinker.core.job_states import ServiceJobState
 from fray.tinker.core.keys import ServiceUser, hash_of
 from fray.tinker.core.ledger import Ledger, LedgerEntry
+from fray.tinker.core.usage import DayUsage
+from fray.tinker.service_usage import ServiceUsage
 from fray.tinker.store import ServiceJob, ServiceStore, with_state
 
 
@@ -51,6 +57,51 @@ def test_what_was_written_is_there_when_it_is_opened_again(tmp_path: Path) -> No
     assert store.users() == [evolve(ada, key_hash="")]
     store.close()
     assert b"otk_secret" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+
+
+async def test_use_by_day_survives_the_service_and_failures_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 20_000 * 86_400 + 5.0)  # 2024-10-04
+    store = ServiceStore(tmp_path)
+    # The day before the first that is kept, and that one.
+    last_forgotten, first_kept = DayUsage("2023-08-31", "ada", 1, 1.0), DayUsage("2023-09-01", "ada", 2, 1.0)
+    store.add_usage([last_forgotten, first_kept], "")
+    usage = ServiceUsage(store)
+    usage.add("ada", 7, 0.5)
+    usage.add("bob", 0, 2.0)
+    usage.add("ada", 3, 0.0)
+    ada, bob = DayUsage("2024-10-04", "ada", 10, 0.5), DayUsage("2024-10-04", "bob", 0, 2.0)
+    assert await usage.by_day(1) == [ada, bob]
+    assert await usage.by_day(1000) == [first_kept, ada, bob]
+    store._db.execute("PRAGMA query_only = ON")
+    usage.add("bob", 1, 0.0)
+    assert await usage.by_day(1) == [ada, bob], "not on disk, and not forgotten"
+    store._db.execute("PRAGMA query_only = OFF")
+    with trio.move_on_after(5):
+        await usage.run()
+    store.close()
+
+    store = ServiceStore(tmp_path)
+    assert await ServiceUsage(store).by_day(1) == [ada, evolve(bob, tokens=1)]
+    store.close()
+
+
+def test_a_store_of_the_second_version_is_continued(tmp_path: Path) -> None:
+    ServiceStore(tmp_path).close()
+    with closing(sqlite3.connect(tmp_path / "service.sqlite")) as old:
+        old.executescript("DROP TABLE usage; PRAGMA user_version = 2;")
+    store = ServiceStore(tmp_path)
+    assert (store.jobs(), store.usage_since("")) == ([], [])
+    store.close()
+
+
+def test_a_store_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    ServiceStore(tmp_path).close()
+    with closing(sqlite3.connect(tmp_path / "service.sqlite")) as newer:
+        newer.executescript("PRAGMA user_version = 4;")
+    with pytest.raises(InvalidRequest, match="is of version 4 of the service's store; this one reads 3"):
+        ServiceStore(tmp_path)
 
 
 def test_one_service_at_a_time_uses_a_directory(tmp_path: Path) -> None:

@@ -121,11 +121,16 @@ async def test_an_operator_sees_jobs_and_gives_keys(
         assert (used["user"], used["share"], used["tokens_per_s"] > 0) == ("ada", 1.0, True)
         assert await trio.to_thread.run_sync(main, ["tinker", "top", "--once", "--directory", str(directory)]) == 0
         assert "needs 1 GPUs, 0 of 1 are free" in capsys.readouterr().out
+        (by_day,) = (await fray("usage", where=at_url))["usage"]
+        assert (by_day["user"], by_day["tokens"] > 0, by_day["busy_s"] > 0) == ("ada", True, True)
+        for days in ("0", "401"):
+            assert f"days={days}: expected an integer from 1 to 400" in await fray("usage", "--days", days, status=2)
 
         # Another user sees nothing of it.
         bob = await fray("key", "create", "bob")
         key_file.write_text(bob["api_key"])
         assert f"no job '{first}'" in await fray("show", first, status=2, where=at_url)
+        assert (await fray("usage", where=at_url))["usage"] == []
         assert f"no job '{first}'" in await fray("cancel", first, status=2, where=at_url)
 
         assert (await fray("cancel", second))["status"] == "CANCELLED"
@@ -167,6 +172,10 @@ async def test_an_operator_sees_jobs_and_gives_keys(
             return model
 
         model = await trio.to_thread.run_sync(train)
+        used = [each["tokens"] for each in (await fray("usage", where=at_url))["usage"]]
+        assert used == [by_day["tokens"] + 100], "those of a shared engine, too, whose account is the service's"
+        assert await trio.to_thread.run_sync(main, ["tinker", "usage", "--directory", str(directory)]) == 0
+        assert capsys.readouterr().out.split()[:7] == ["DAY", "USER", "TOKENS", "ENGINE", "TIME", by_day["day"], "ada"]
         listed = await fray("ls", where=at_url)
         (found,), (sampler,), (checkpoint,) = (listed[name] for name in ("models", "samplers", "checkpoints"))
         assert (found["model_id"], found["user"], found["base_model"], found["executed"]) == (model, "ada", "tiny", 2)

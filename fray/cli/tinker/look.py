@@ -1,4 +1,4 @@
-"""``fray tinker ls``, ``top``, ``show``, ``explain`` and ``cancel``: jobs of a service that runs."""
+"""``fray tinker ls``, ``top``, ``usage``, ``show``, ``explain`` and ``cancel``: jobs of a service that runs."""
 
 from __future__ import annotations
 
@@ -46,6 +46,18 @@ def top(options: argparse.Namespace) -> int:
             if options.once:
                 return 0
             time.sleep(PERIOD_S)
+
+
+def usage(options: argparse.Namespace) -> int:
+    """Run ``fray tinker usage``."""
+    with open_service(options) as service:
+        found = service.ask("GET", f"/fray/usage?days={options.days}")
+    if options.json:
+        say_json(found)
+        return 0
+    rows = [[each["day"], each["user"], str(each["tokens"]), span(each["busy_s"])] for each in found["usage"]]
+    say(table(["DAY", "USER", "TOKENS", "ENGINE TIME"], rows, width()) if rows else ["no use in these days"])
+    return 0
 
 
 def show(options: argparse.Namespace) -> int:

@@ -96,6 +96,7 @@ def _add_look(below: Verbs) -> None:
     for name, text, example in (
         ("ls", "list jobs, models, samplers and checkpoints: what each waits for", "ls"),
         ("top", "show each second who uses the engines, and what the jobs do", "top --once"),
+        ("usage", "show tokens and engine time by day and user, also of engines that are shared", "usage --days 30"),
         (
             "show",
             "show a job, model or sampler: requests, steps, checkpoints",
@@ -113,6 +114,9 @@ def _add_look(below: Verbs) -> None:
             parser.add_argument("--all", action="store_true", help="those that have ended, too")
         elif name == "top":
             parser.add_argument("--once", action="store_true", help="print it once")
+        elif name == "usage":
+            text = "the last N days (UTC), with today, up to 400 (default: %(default)s)"
+            parser.add_argument("--days", type=int, default=7, metavar="N", help=text)
         else:
             parser.add_argument("job", metavar="JOB", help="its id, whole")
 

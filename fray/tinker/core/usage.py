@@ -1,9 +1,9 @@
-"""Use of the engines by user, within the last minute: tokens and time."""
+"""Use of the engines by user: tokens and time, within the last minute and by day."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from attrs import frozen
 
@@ -54,3 +54,44 @@ class UsageWindow:
     def _forget(self, now: float) -> None:
         while self._used and self._used[0][0] < now - WINDOW_S:
             self._used.popleft()
+
+
+@frozen
+class DayUsage:
+    """Use by one user on one day.
+
+    Attributes:
+        day: of UTC, such as ``2026-11-29``.
+        user_id: whose.
+        tokens: generated, validated, and of forward passes.
+        busy_s: seconds of engines.
+    """
+
+    day: str
+    user_id: str
+    tokens: int
+    busy_s: float
+
+
+class DayTotals:
+    """Sums by day and user."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[str, str], DayUsage] = {}
+
+    def add(self, each: DayUsage) -> None:
+        """Add a use to that of its day and user."""
+        key = (each.day, each.user_id)
+        old = self._sums.get(key, DayUsage(*key, 0, 0.0))
+        self._sums[key] = DayUsage(*key, old.tokens + each.tokens, old.busy_s + each.busy_s)
+
+    def take(self) -> list[DayUsage]:
+        """Return the sums, and begin with none again."""
+        found = list(self._sums.values())
+        self._sums.clear()
+        return found
+
+    def restore(self, taken: Iterable[DayUsage]) -> None:
+        """Add what was taken and could not be written."""
+        for each in taken:
+            self.add(each)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import trio
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -18,10 +17,12 @@ from fray.tinker.opentinker.answers import Answer, fields_of, json_of
 from fray.tinker.opentinker.callers import for_user
 from fray.tinker.operations.shown_runs import shown_checkpoint, shown_model, shown_runs, shown_sampler
 from fray.tinker.service_jobs import JobRefused, ServiceJobs
+from fray.tinker.service_usage import KEPT_DAYS
 from fray.tinker.store import ServiceJob
 from fray.tinker.tinker_api.tinker_runs import TinkerRuns
 
 NO_USAGE = UserUsage(0.0, 0.0, 0.0)
+DAYS_DIGITS = 4
 SHOWN_IDS = 5
 """Ids in the message about one that is incomplete."""
 
@@ -38,7 +39,7 @@ class OperatorHandlers:
         self._jobs, self._runs = jobs, runs
 
     async def status(self, request: Request, user: ServiceUser) -> Answer:
-        usage, waiting = self._jobs.usage.by_user(trio.current_time()), self._runs.waiting_by_user()
+        usage, waiting = self._jobs.usage.last_minute(), self._runs.waiting_by_user()
         found = {each: usage.get(each, NO_USAGE) for each in [*usage, *waiting] if _sees(user, each)}
         users = [
             {
@@ -55,6 +56,26 @@ class OperatorHandlers:
             "jobs": [await self._shown(job) for job in self._visible(user)],
             "users": users,
             **shown_runs(self._runs, partial(_sees, user), self._jobs.name_of),
+        }
+
+    async def usage(self, request: Request, user: ServiceUser) -> Answer:
+        text = request.query_params.get("days", "7")
+        # The length first: int() of long texts is slow.
+        if not (len(text) <= DAYS_DIGITS and text.isascii() and text.isdigit() and 1 <= int(text) <= KEPT_DAYS):
+            raise HTTPException(
+                400, f"days={text:.20}: expected an integer from 1 to {KEPT_DAYS}, the days that are kept"
+            )
+        found = [each for each in await self._jobs.usage.by_day(int(text)) if _sees(user, each.user_id)]
+        return {
+            "usage": [
+                {
+                    "day": each.day,
+                    "user": self._jobs.name_of(each.user_id),
+                    "tokens": each.tokens,
+                    "busy_s": each.busy_s,
+                }
+                for each in found
+            ]
         }
 
     # Jobs
@@ -166,6 +187,7 @@ def operator_routes(jobs: ServiceJobs, runs: TinkerRuns) -> list[Route]:
     operator = OperatorHandlers(jobs, runs)
     of_users = [
         ("GET", "status", operator.status),
+        ("GET", "usage", operator.usage),
         ("GET", "jobs/{job}", operator.one_job),
         ("GET", "runs/{name}", operator.one_run),
         ("DELETE", "runs/{name}", operator.cancel_run),
