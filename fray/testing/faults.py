@@ -308,7 +308,7 @@ def _post_until_applied(target: FaultTarget, event: CordonRequested | UncordonRe
     node = running.state.nodes.get(event.nodes[0]) if running is not None else None
     if running is None or node is None:
         return False
-    is_so = (node.cordon is not None) is isinstance(event, CordonRequested)
+    is_so = (node.operator_cordon is not None) is isinstance(event, CordonRequested)
     # The controller may be stopped, with the order to cordon still unread: then the node only seems to be in service.
     if not is_so or isinstance(event, UncordonRequested):
         running.loop.post(event)

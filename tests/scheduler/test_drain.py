@@ -141,6 +141,33 @@ def test_who_leaves_cannot_be_kept(scheduler: Cluster) -> None:
     assert nodes_info(scheduler.state)[0].standing == "leaving"
 
 
+def test_a_machine_that_leaves_under_a_cordon_stays_closed_when_the_cordon_is_lifted(scheduler: Cluster) -> None:
+    scheduler.cordon("n1", reason="broken fan")
+    scheduler.leave("n1")
+    assert nodes_info(scheduler.state)[0].standing == "leaving"
+    assert "is shutting down" in marked(scheduler.uncordon("n1")).notes[0]
+    scheduler.launch(job("a"))
+    assert scheduler.desired("n1") == {}
+    scheduler.die("n1")
+    scheduler.node("n1", "i2")
+    assert nodes_info(scheduler.state)[0].standing == ""
+
+
+@pytest.mark.parametrize("is_cordoned_before", [True, False])
+def test_a_cordon_of_a_machine_that_leaves_holds_for_its_next_process(
+    scheduler: Cluster, is_cordoned_before: bool
+) -> None:
+    if is_cordoned_before:
+        scheduler.cordon("n1", reason="broken fan")
+    scheduler.leave("n1")
+    if not is_cordoned_before:
+        assert "the cordon holds when it returns" in marked(scheduler.cordon("n1", reason="broken fan")).notes[0]
+    scheduler.restart()
+    assert nodes_info(scheduler.state)[0].standing == "leaving"
+    scheduler.node("n1", "i2")
+    assert nodes_info(scheduler.state)[0].standing_reason == "is cordoned by driver d (broken fan)"
+
+
 def test_what_an_earlier_incarnation_says_of_leaving_is_not_heard(scheduler: Cluster) -> None:
     before = scheduler.incarnations["n1"]
     scheduler.node("n1", "i2")

@@ -4,7 +4,8 @@ Invariants: A cordon closes a node for new jobs until it is lifted; it outlives 
 node. A drain also ends the jobs there: whole jobs, wherever else their members are, as preempted, with their
 termination steps, to restart elsewhere as their budgets allow. Jobs that may end by themselves can be given time for
 that; actors never end by themselves, so they are ended at once. All hosts of a TPU slice are one unit. A node that
-shuts down reports that itself, and is drained until its process ends.
+shuts down reports that itself, and is drained until its process ends; a cordon that an operator has set, or sets
+meanwhile, is kept for the time after it.
 """
 
 from __future__ import annotations
@@ -46,13 +47,19 @@ def on_cordon_requested(state: State, event: CordonRequested, out: EffectBuffer)
         return
     by, until = session_text(state, event.session), state.now + event.finish_s if event.finish_s else None
     for node in nodes:
+        before = node.operator_cordon
         # A plain cordon does not weaken a drain that is under way: an operator who means that lifts the drain first.
-        if node.cordon is not None and node.cordon.drain and not event.drain:
+        if before is not None and before.drain and not event.drain:
             notes.append(f"{node.name} is {service_state(node)} already")
+            continue
+        # A second request without a reason keeps the first one's: it is what waiting jobs show.
+        reason = event.reason or (before.reason if before is not None else "")
+        mark = Cordon(since=state.now, by=by, reason=reason, drain=event.drain, until=until)
+        if node.cordon is not None and node.cordon.is_node_leaving:
+            _set_cordon(state, out, node, evolve(node.cordon, of_operator=mark))
+            notes.append(f"{node.name} is shutting down; the cordon holds when it returns")
         else:
-            # A second request without a reason keeps the first one's: it is what waiting jobs show.
-            reason = event.reason or (node.cordon.reason if node.cordon is not None else "")
-            _set_cordon(state, out, node, Cordon(since=state.now, by=by, reason=reason, drain=event.drain, until=until))
+            _set_cordon(state, out, node, mark)
     if event.drain:
         # With time to finish, only actors are ended now: they never end by themselves, and the time would be lost.
         _evict(state, out, nodes, is_endless if until is not None else _is_any)
@@ -78,13 +85,15 @@ def on_uncordon_requested(state: State, event: UncordonRequested, out: EffectBuf
             notes.append(f"{node.name} is in service already")
         if node.cordon is None:
             continue
+        if node.operator_cordon is not None:
+            out.log_event("", "node uncordoned", f"{node.name} by {session_text(state, event.session)}")
         # A process that shuts down cannot be kept from it: what is placed there would be lost in seconds.
         if node.cordon.is_node_leaving:
+            node.cordon = evolve(node.cordon, of_operator=None)
             notes.append(f"{node.name} is shutting down; its cordon ends with its process")
         else:
             node.cordon = None
-            state.node_changed(node)
-            out.log_event("", "node uncordoned", f"{node.name} by {session_text(state, event.session)}")
+        state.node_changed(node)
     _reply_nodes(state, out, event, nodes, notes)
 
 
@@ -94,15 +103,16 @@ def on_node_leaving(state: State, event: NodeLeaving, out: EffectBuffer) -> None
     # The announcement of a process that has been replaced must not drain its successor.
     if node is None or node.incarnation != event.incarnation:
         return
-    until = state.now + event.finish_s if event.finish_s else None
-    if node.cordon is None:
-        cordon = Cordon(
-            since=state.now, by=f"the node {node.name}", reason=event.reason, drain=True, is_node_leaving=True
-        )
-        _set_cordon(state, out, node, evolve(cordon, until=until))
-    else:  # the operator's cordon stays, and outlives this process
-        node.cordon = evolve(node.cordon, drain=True, until=until)
-        state.node_changed(node)
+    cordon = Cordon(
+        since=state.now,
+        by=f"the node {node.name}",
+        reason=event.reason,
+        drain=True,
+        until=state.now + event.finish_s if event.finish_s else None,
+        is_node_leaving=True,
+        of_operator=node.operator_cordon,
+    )
+    _set_cordon(state, out, node, cordon)
     _evict(state, out, [node], is_endless if event.finish_s else _is_any, event.finish_s)
     _finish_drain(state, out, node)
 

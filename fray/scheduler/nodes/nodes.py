@@ -6,6 +6,8 @@ and starts again has another incarnation, which is proof for everything the old 
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from fray.model.ids import AttemptId
 from fray.model.messages.node import NodeHello, ObservedState
 from fray.model.specs import ObservedAttempt, Phase
@@ -21,7 +23,7 @@ from fray.scheduler.jobs.transitions import (
 from fray.scheduler.lifecycle import NODE_TABLE, NodeEvent, NodePhase, next_phase
 from fray.scheduler.nodes import quarantine
 from fray.scheduler.reservations import reservations
-from fray.scheduler.state.rows import AttemptRow, Node
+from fray.scheduler.state.rows import AttemptRow, Cordon, Node
 from fray.scheduler.state.state import State, node_deadline
 
 ANNOTATION_LIMIT_CHARS = 1000
@@ -42,13 +44,21 @@ def on_node_joined(state: State, event: NodeJoined, out: EffectBuffer) -> None:
     if node is not None:
         # A `fray-node` ends its attempts when it ends, so another incarnation proves that they are gone.
         _give_up(state, out, node, f"the node {node.name} was restarted", last_seen_at(state, node))
-        # A cordon belongs to the machine, not to the process: it is often set for a repair, with restarts. Only
-        # the node's own announcement to leave ends with its process.
-        fresh.cordon = node.cordon if node.cordon is not None and not node.cordon.is_node_leaving else None
+        fresh.cordon = _cordon_after_end(state, node)
         quarantine.carry_over(node, fresh)
     state.put_node(fresh)
     quarantine.probe_on_join(state, fresh)
     out.log_event("", "node joined", f"{hello.node} ({hello.incarnation})")
+
+
+def _cordon_after_end(state: State, node: Node) -> Cordon | None:
+    """Return the cordon that a node has when its incarnation has ended, and with it all attempts there."""
+    # A cordon belongs to the machine, not to the process: it is often set for a repair, with restarts. Only the node's
+    # own announcement to leave ends with its process.
+    cordon = node.operator_cordon
+    if cordon is None or cordon is node.cordon:
+        return cordon
+    return evolve(cordon, until=None, drained_at=state.now if cordon.drain else None)
 
 
 def _new_node(hello: NodeHello) -> Node:
@@ -214,6 +224,7 @@ def on_node_died(state: State, event: NodeDied, out: EffectBuffer) -> None:
         return
     _give_up(state, out, node, f"the node {node.name} is gone: {event.reason}", last_seen_at(state, node))
     # Its cordon or quarantine holds for the machine: a new process under the name would otherwise begin without it.
+    node.cordon = _cordon_after_end(state, node)
     if _stays_on_record(state, node):
         node.phase, node.silent_since = next_phase(NODE_TABLE, node.phase, NodeEvent.DIED), state.now
         state.node_changed(node)
@@ -229,7 +240,7 @@ def _stays_on_record(state: State, node: Node) -> bool:
     """
     if node.capacity.attributes.get("machine") in state.fleet.units:
         return False
-    return node.quarantine is not None or (node.cordon is not None and not node.cordon.is_node_leaving)
+    return node.quarantine is not None or node.cordon is not None
 
 
 def _give_up(state: State, out: EffectBuffer, node: Node, message: str, since: float) -> None:

@@ -214,6 +214,8 @@ class Cordon:
     """Time since which the machine is empty."""
     is_node_leaving: bool = False
     """True if the machine announced its own end: the cordon goes with this incarnation."""
+    of_operator: Cordon | None = None
+    """Cordon of an operator beside that of a leaving machine; it outlives this incarnation."""
 
 
 @frozen(kw_only=True)
@@ -279,6 +281,11 @@ class Node:
     """Earlier quarantines, each soon after the one before."""
     probe_passed_at: float = 0.0
     """Time at which its last probe found no fault."""
+
+    @property
+    def operator_cordon(self) -> Cordon | None:
+        """Return the cordon that an operator has set, also while the node is leaving."""
+        return self.cordon.of_operator if self.cordon is not None and self.cordon.is_node_leaving else self.cordon
 
     @property
     def is_schedulable(self) -> bool:

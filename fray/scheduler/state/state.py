@@ -263,7 +263,7 @@ class State(Tables):
 def node_deadline(node: Node, config: SchedulerConfig) -> float:
     """Return when the phase of a silent node changes next."""
     # A cordoned machine may be away for its repair for weeks, and must still be cordoned when it comes back.
-    keep_s = config.forget_node_s if node.cordon is None else config.forget_cordoned_s
+    keep_s = config.forget_node_s if node.operator_cordon is None else config.forget_cordoned_s
     waits = {
         NodePhase.SILENT: config.suspect_s,
         # All counted from the beginning of the silence, not from the phase before.
