@@ -399,9 +399,13 @@ async def stacks(cluster: Cluster, options: argparse.Namespace) -> int:
 
 async def wait(cluster: Cluster, options: argparse.Namespace) -> int:
     """Run ``fray wait``."""
-    if not options.jobs:
-        raise InvalidRequest("no job given: write its id or its name")
+    _check_choice(options, "that would wait for everything")
     ids = await find_all(cluster, options.jobs, options)
+    if not ids:
+        ids = [info.job_id for info in await _chosen_living(cluster, options)]
+        if not ids:
+            # Not a success: what was to be waited for may have failed already.
+            raise NoSuchJob(_none_living(options), name=options.prefix or options.group)
     infos = await _ended(cluster, ids, options.timeout)
     if options.json:
         say_json(infos)
@@ -433,11 +437,7 @@ async def _ended(cluster: Cluster, ids: Sequence[JobId], timeout_s: float | None
 
 async def stop(cluster: Cluster, options: argparse.Namespace) -> int:
     """Run ``fray stop``."""
-    which = [bool(options.jobs), options.prefix is not None, options.group is not None]
-    if sum(which) != 1:
-        raise InvalidRequest("no jobs given: write their names or ids, or --prefix P, or --group G for a job group")
-    if options.prefix == "" or options.group == "":
-        raise InvalidRequest("--prefix and --group must not be empty: that would stop everything")
+    _check_choice(options, "that would stop everything")
     ids = await find_all(cluster, options.jobs, options)
     if not options.jobs and not options.yes and not await _may_stop(cluster, options):
         return 1
@@ -450,11 +450,7 @@ async def stop(cluster: Cluster, options: argparse.Namespace) -> int:
         group=options.group,
     )
     if not options.jobs and not requested:
-        note(
-            f"no living job has the prefix {options.prefix!r}"
-            if options.prefix is not None
-            else f"no living job group named {options.group!r}"
-        )
+        note(_none_living(options))
     ids = list(dict.fromkeys([*ids, *requested]))
     if options.no_wait:
         if options.json:
@@ -468,13 +464,37 @@ async def stop(cluster: Cluster, options: argparse.Namespace) -> int:
     return 0
 
 
+def _check_choice(options: argparse.Namespace, danger: str) -> None:
+    """Check that jobs are given in one way: by name, by prefix or by group. Raises InvalidRequest."""
+    given = sum([bool(options.jobs), options.prefix is not None, options.group is not None])
+    if not given:
+        raise InvalidRequest("no jobs given: write their names or ids, or --prefix P, or --group G for a job group")
+    if given > 1:
+        raise InvalidRequest("names of jobs, --prefix and --group exclude each other: give one of them")
+    if options.prefix == "" or options.group == "":
+        raise InvalidRequest(f"--prefix and --group must not be empty: {danger}")
+
+
+async def _chosen_living(cluster: Cluster, options: argparse.Namespace) -> list[JobInfo]:
+    """Return the living jobs of ``--prefix`` or ``--group``."""
+    found = await cluster.list_jobs(namespace_of(options), prefix=options.prefix or "", states=["pending", "running"])
+    if options.group is not None:
+        return [info for info in found if is_in_group(info, options.group)]
+    # The list has jobs whose ids begin so as well.
+    return [info for info in found if info.name.startswith(options.prefix)]
+
+
+def _none_living(options: argparse.Namespace) -> str:
+    if options.prefix is not None:
+        return f"no living job has the prefix {options.prefix!r}"
+    return f"no living job group named {options.group!r}"
+
+
 async def _may_stop(cluster: Cluster, options: argparse.Namespace) -> bool:
     """Ask on a terminal whether the several jobs of a prefix or group may be stopped; elsewhere return True."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return True
-    found = await cluster.list_jobs(namespace_of(options), prefix=options.prefix or "", states=["pending", "running"])
-    if options.group is not None:
-        found = [info for info in found if is_in_group(info, options.group)]
+    found = await _chosen_living(cluster, options)
     if len(found) <= 1:
         return True
     note(f"these {len(found)} jobs, and all below them, would be stopped:\n{listed(found)}\nStop them? [y/N]")

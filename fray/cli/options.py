@@ -149,13 +149,17 @@ def _stop(verbs: Verbs) -> None:
         "  fray stop train\n  fray stop --prefix alice/rl/ --reason 'wrong learning rate'",
     )
     one_job(parser, many=True)
-    parser.add_argument("--prefix", help="all living jobs whose names start with this")
-    parser.add_argument("--group", metavar="NAME", help="all jobs of the living job group of this name (or id)")
+    _chosen_together(parser)
     parser.add_argument("--reason", default="", help="reason, recorded with the jobs")
     parser.add_argument("--tree", action="store_true", help="also detached jobs below them")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask before several jobs are stopped")
     parser.add_argument("--no-wait", action="store_true", help="do not wait until they have ended")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds to wait (default: 60)")
+
+
+def _chosen_together(parser: Parser) -> None:
+    parser.add_argument("--prefix", help="all living jobs whose names start with this")
+    parser.add_argument("--group", metavar="NAME", help="all jobs of the living job group of this name (or id)")
 
 
 def _wait(verbs: Verbs) -> None:
@@ -164,9 +168,10 @@ def _wait(verbs: Verbs) -> None:
         "wait",
         "jobs:wait",
         "wait for the end of jobs; the exit code is that of the first that failed",
-        "  fray wait train && fray run --name evaluate -- python evaluate.py",
+        "  fray wait train && fray run --name evaluate -- python evaluate.py\n  fray wait --prefix nightly/",
     )
     one_job(parser, many=True)
+    _chosen_together(parser)
     parser.add_argument("--timeout", type=float, metavar="S", help="seconds to wait; then exit with code 124")
 
 

@@ -550,6 +550,18 @@ def test_a_detached_program_is_waited_for_and_stopped_by_other_commands(run: Fra
     assert run("stop", "--prefix", "").code == 2
 
 
+def test_jobs_of_a_prefix_are_waited_for_together(run: Fray) -> None:
+    for name in ("dawn/one", "dawn/two", "dusk"):
+        run(*DETACHED, name, "--", "sleep", "1000")
+    late = run("wait", "--prefix", "dawn/", "--timeout", "0.2")
+    assert (late.code, "2 of 2 jobs have not ended" in late.err) == (124, True)
+    assert "exclude each other" in run("wait", "dusk", "--prefix", "du").err
+    assert "that would wait for everything" in run("wait", "--prefix", "").err
+    run("stop", "--prefix", "d")
+    said = run("wait", "--prefix", "dawn/")
+    assert (said.code, said.err) == (1, "fray: no living job has the prefix 'dawn/'\n")
+
+
 def test_wait_returns_the_exit_code_of_the_first_that_failed(run: Fray) -> None:
     run(*DETACHED, "good", "--", "true")
     run(*DETACHED, "bad", "--", "sh", "-c", "exit 7")
@@ -628,7 +640,7 @@ def fetched(url: str) -> str:
         (["run", "--time-limit", "5 parsecs", "--", "true"], 2, "--time-limit '5 parsecs' is not a valid duration"),
         (["jobs", "train"], 2, "unknown argument 'train'; see fray jobs --help"),
         (["run"], 2, "COMMAND"),
-        (["wait"], 2, "no job given"),
+        (["wait"], 2, "no jobs given"),
     ],
 )
 def test_mistakes_are_reported_in_one_line(run: Fray, words: list[str], code: int, message: str) -> None:
@@ -800,9 +812,11 @@ def test_job_groups_are_seen_and_ended(run: Fray, lab: Lab) -> None:
     assert re.search(r"rl/rollout +rollout +1 +auxiliary +running", run("groups", "rl").out)
     assert run("groups", "nothing").code == 1
     assert run("stop").code == 2
+    assert "2 of 2 jobs have not ended" in run("wait", "--group", "rl", "--timeout", "0.2").err
     assert len(run("stop", "--group", "rl", "--json").json) == 2
     assert run("groups", "--json").json[0]["state"] == "stopped"
     assert "no living job group named 'rl'" in run("stop", "--group", "rl").err
+    assert "no living job group named 'rl'" in run("wait", "--group", "rl").err
 
 
 # Reservations ---------------------------------------------------------------------------------------------------------
