@@ -6,15 +6,18 @@ The tables are facts about the wheels of `marin-fray` 0.2.227; the tests need no
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 
 import fray.v2
@@ -23,6 +26,7 @@ from fray.current_client import current_client, set_current_client
 from fray.device_flops import device_flops, device_flops_for_jax_device
 from fray.local_backend import LocalClient
 from fray.types import (
+    CpuConfig,
     Entrypoint,
     EnvironmentConfig,
     GpuConfig,
@@ -92,6 +96,43 @@ def test_a_name_of_a_newer_marin_is_an_error_that_says_which_release_is_followed
     with pytest.raises(TypeError, match=r"ResourceConfig has no parameter 'shm_size'.*marin-fray 0\.2\.227"):
         ResourceConfig(shm_size="1g")  # type: ignore[call-arg]
     assert not hasattr(importlib.import_module("fray.types"), "ResourceConfigs")
+
+
+def test_arguments_by_position_are_in_marins_order() -> None:
+    resources = ResourceConfig(
+        2, "8g", "10g", GpuConfig("H100"), False, ["us-east5"], None, "peer", 3, ["A100"], "image"
+    )
+    assert resources == ResourceConfig(
+        cpu=2,
+        ram="8g",
+        disk="10g",
+        device=GpuConfig("H100"),
+        preemptible=False,
+        regions=["us-east5"],
+        target_cluster="peer",
+        replicas=3,
+        device_alternatives=["A100"],
+        image="image",
+    )
+    program = Entrypoint.from_callable(print)
+    request = JobRequest("job", program, resources, None, 3, 2, 4, 5, 6, 7, 8.0)
+    assert (request.processes_per_task, request.max_retries_failure, request.max_retries_preemption) == (2, 4, 5)
+    assert (request.max_task_failures, request.priority, request.timeout) == (6, 7, 8.0)
+    environment = EnvironmentConfig("/w", None, (), {}, {"K": "v"}, "isolate", ("gpu",))
+    assert (environment.secrets, environment.secret_behavior, environment.extras) == ({"K": "v"}, "isolate", ("gpu",))
+    assert CpuConfig("cpu", "cpu") == CpuConfig(kind="cpu") == CpuConfig()
+    with pytest.raises(ValueError, match="kind must be 'cpu'"):
+        CpuConfig("gpu")
+    with pytest.raises(TypeError, match="ResourceConfig has two values of 'cpu': by position and by name"):
+        ResourceConfig(2, cpu=3)  # type: ignore[misc]
+    with pytest.raises(TypeError, match="JobRequest takes 11 arguments, and 12 are given"):
+        JobRequest("job", program, resources, None, 3, 2, 4, 5, 6, 7, 8.0, 9)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'entrypoint'"):
+        JobRequest("job")  # type: ignore[call-arg]
+    assert list(inspect.signature(JobRequest).parameters)[5] == "processes_per_task"
+    assert replace(request, name="other").timeout == 8.0
+    for each in (resources, request, environment, CpuConfig()):
+        assert cloudpickle.loads(cloudpickle.dumps(each)) == each
 
 
 def test_instances_of_either_interface_are_instances_of_both() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from fray.v2 import types as april
 from fray.v2.marin.resources import ResourceConfig
-from fray.v2.marin.version import SameInstances, check_keywords
+from fray.v2.marin.version import SameInstances, marin_parameters
 
 
 class SecretBehavior(StrEnum):
@@ -20,7 +20,9 @@ class SecretBehavior(StrEnum):
     ISOLATE = "isolate"
 
 
-@check_keywords
+@marin_parameters(
+    "workspace docker_image pip_packages env_vars secrets secret_behavior extras setup_scripts sync_packages"
+)
 @dataclass(frozen=True)
 class EnvironmentConfig(april.EnvironmentConfig, metaclass=SameInstances):
     """Environment of a job's process.
@@ -77,7 +79,10 @@ def create_environment(
     )
 
 
-@check_keywords
+@marin_parameters(
+    "name entrypoint resources environment replicas processes_per_task max_retries_failure max_retries_preemption"
+    " max_task_failures priority timeout"
+)
 @dataclass(unsafe_hash=True)
 class JobRequest(april.JobRequest, metaclass=SameInstances):
     """Job to submit.

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from fray.model.resources import parse_bytes
 from fray.v2 import types as april
 from fray.v2.marin.device_flops import device_flops
-from fray.v2.marin.version import SameInstances, check_keywords
+from fray.v2.marin.version import SameInstances, marin_parameters
 from fray.v2.types import ANY_REGION as ANY_REGION
 from fray.v2.types import DeviceKind, GpuType, TpuTopologyInfo, TpuType
 
@@ -117,9 +117,15 @@ def _known_flops(variant: str, dtype: str) -> float:
 
 
 class CpuConfig(april.CpuConfig, metaclass=SameInstances):
-    """CPU only, with Marin's methods."""
+    """CPU only, with Marin's methods and order of parameters."""
 
     _same_as = april.CpuConfig
+    __match_args__ = ("kind", "variant")
+
+    def __init__(self, kind: str = "cpu", variant: Literal["cpu"] = "cpu") -> None:
+        if kind != "cpu":
+            raise ValueError(f"CpuConfig({kind!r}): kind must be 'cpu'")
+        super().__init__(variant)
 
     def device_flops(self, dtype: str = "bf16") -> float:
         """Raise NotImplementedError: there are no figures of CPUs."""
@@ -211,7 +217,9 @@ def _half(amount: int) -> int:
     return max(1, int(amount * DEFAULT_TPU_HOST_FRACTION))
 
 
-@check_keywords
+@marin_parameters(
+    "cpu ram disk device preemptible regions zone target_cluster replicas device_alternatives image container_profile"
+)
 @dataclass(unsafe_hash=True)
 class ResourceConfig(april.ResourceConfig, metaclass=SameInstances):
     """Resources of one replica, with Marin's defaults.

@@ -27,20 +27,42 @@ class SameInstances(type):
         return type.__instancecheck__(cls.__dict__.get("_same_as", cls), instance)
 
 
-def check_keywords(cls: T) -> T:
-    """Class decorator: a keyword that the constructor does not have is a TypeError that names it and `VERSION`."""
-    init = cls.__init__  # type: ignore[misc]
-    names = list(inspect.signature(init).parameters)[1:]
+def marin_parameters(text: str) -> Callable[[T], T]:
+    """Return a class decorator that gives the constructor its parameters in Marin's order.
 
-    @functools.wraps(init)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        for name in kwargs:
-            if name not in names:
-                raise TypeError(f"{cls.__name__} has no parameter {name!r}{near_text(name, names)}{_followed()}")
-        init(self, *args, **kwargs)
+    A keyword that is not one of them is a TypeError that names it and `VERSION`.
 
-    cls.__init__ = checked  # type: ignore[misc]
-    return cls
+    Args:
+        text: all parameters of the constructor, separated by blanks. A dataclass has those of its base class first,
+            wherever Marin has them, and type checkers know that order only.
+    """
+    names = tuple(text.split())
+
+    def decorate(cls: T) -> T:
+        init = cls.__init__  # type: ignore[misc]
+        signature = inspect.signature(init)
+        first, *others = signature.parameters.values()
+        by_name = {each.name: each for each in others}
+        # Marin has defaults for all after the first one without, so that the order is a signature.
+        marins = signature.replace(parameters=[first, *(by_name[name] for name in names)])
+
+        @functools.wraps(init)
+        def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+            for name in kwargs:
+                if name not in by_name:
+                    raise TypeError(f"{cls.__name__} has no parameter {name!r}{near_text(name, names)}{_followed()}")
+            if len(args) > len(names):
+                raise TypeError(f"{cls.__name__} takes {len(names)} arguments, and {len(args)} are given")
+            if twice := [name for name in names[: len(args)] if name in kwargs]:
+                raise TypeError(f"{cls.__name__} has two values of {twice[0]!r}: by position and by name")
+            init(self, **dict(zip(names, args, strict=False)), **kwargs)
+
+        checked.__signature__ = marins  # type: ignore[attr-defined]
+        cls.__init__ = checked  # type: ignore[misc]
+        cls.__match_args__ = names  # type: ignore[misc, attr-defined]
+        return cls
+
+    return decorate
 
 
 def unknown_name(module: str, names: Sequence[str]) -> Callable[[str], NoReturn]:
