@@ -71,7 +71,9 @@ def _changing_cloud(rng: random.Random) -> ScenarioPlan:
 def _half_slices(rng: random.Random) -> ScenarioPlan:
     """Slices are wanted, of which some hosts never come up; jobs without chips run on the others."""
     begins_s = (10.0, 140.0, 270.0)
-    acts = [(at_s, rng.choice(("background job", "long batch", "crowd"))) for at_s in _times(rng, 30, 350.0)]
+    # As few crowds as above.
+    others = ("background job", "background job", "long batch", "long batch", "long batch", "crowd")
+    acts = [(at_s, rng.choice(others)) for at_s in _times(rng, 30, 350.0)]
     acts += [(at_s, "slice gang") for begin_s in begins_s for at_s in _times(rng, 10, begin_s + 25.0, begin_s)]
     faults = [(begin_s, "half slices", rng.uniform(80.0, 110.0)) for begin_s in begins_s]
     return _plan(rng, acts, faults, cloud=True, slices=True, drivers=2)
