@@ -265,7 +265,7 @@ async def test_malformed_bodies_are_refused_and_harm_nothing_else(tmp_path: Path
                 client.send("POST", f"/api/v1/{name}", json.dumps(body).encode())
             # What was accepted can be shown.
             shown = ("training_runs?limit=1000", "checkpoints?limit=1000", "sessions?limit=1000")
-            for path in (*(f"/api/v1/{each}" for each in shown), "/fray/status", "/list_jobs"):
+            for path in (*(f"/api/v1/{each}" for each in shown), "/fray/status", "/fray/usage?days=400", "/list_jobs"):
                 client.send("GET", path, b"")
             for session in api.reply(shown[2], method="GET").body["sessions"]:
                 client.send("GET", f"/api/v1/sessions/{session}", b"")
