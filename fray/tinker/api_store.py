@@ -6,8 +6,7 @@ What was accepted is on disk before its client gets an answer.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -142,18 +141,6 @@ class TinkerStore(SqliteStore):
             for record in records:
                 self._db.execute("DELETE FROM records WHERE kind = ? AND id = ?", (type(record).__name__, record.id))
                 self._db.execute("DELETE FROM futures WHERE owner = ?", (record.id,))
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            # Else no transaction could begin any more. On a full disk SQLite may have rolled back by itself.
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
 
     # Futures
 

@@ -10,7 +10,8 @@ import json
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,18 @@ class SqliteStore:
             return False
         return True
 
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            # Else no transaction could begin any more. On a full disk SQLite may have rolled back by itself.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
 
 class ServiceStore(SqliteStore):
     """Files of the service.
@@ -309,20 +322,13 @@ class ServiceStore(SqliteStore):
 
     def add_usage(self, used: Sequence[DayUsage], oldest: str) -> None:
         """Add to the use by day and user, and remove that of days before ``oldest``."""
-        self._db.execute("BEGIN")
-        try:
+        with self._transaction():
             self._db.executemany(
                 "INSERT INTO usage VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET tokens = tokens + excluded.tokens,"
                 " busy_s = busy_s + excluded.busy_s",
                 [(each.day, each.user_id, each.tokens, each.busy_s) for each in used],
             )
             self._db.execute("DELETE FROM usage WHERE day < ?", (oldest,))
-            self._db.execute("COMMIT")
-        except sqlite3.Error:
-            # Some failures have ended the transaction themselves.
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
 
     def usage_since(self, day: str) -> list[DayUsage]:
         """Return the use by day and user from ``day`` on, oldest first."""
