@@ -8,7 +8,7 @@ from attrs import evolve
 from fray.errors import InvalidRequest
 from fray.model.messages.maintenance import NodesMarked
 from fray.model.specs import EndReason, EntryKind, JobState, Phase
-from fray.scheduler.effects import Effect, Refusal, Reply
+from fray.scheduler.effects import Effect, EventRecorded, Refusal, Reply
 from fray.scheduler.lifecycle import NodePhase
 from fray.scheduler.nodes.view import nodes_info
 from fray.scheduler.state.rows import Cordon, SchedulerConfig
@@ -161,7 +161,11 @@ def test_a_cordon_of_a_machine_that_leaves_holds_for_its_next_process(
         scheduler.cordon("n1", reason="broken fan")
     scheduler.leave("n1")
     if not is_cordoned_before:
-        assert "the cordon holds when it returns" in marked(scheduler.cordon("n1", reason="broken fan")).notes[0]
+        effects = scheduler.cordon("n1", reason="broken fan")
+        assert "the cordon holds when it returns" in marked(effects).notes[0]
+        assert [(one.event.what, one.event.text) for one in effects if isinstance(one, EventRecorded)] == [
+            ("node cordoned", "n1 by driver d: broken fan")
+        ]
     scheduler.restart()
     assert nodes_info(scheduler.state)[0].standing == "leaving"
     scheduler.node("n1", "i2")

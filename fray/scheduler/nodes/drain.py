@@ -55,11 +55,9 @@ def on_cordon_requested(state: State, event: CordonRequested, out: EffectBuffer)
         # A second request without a reason keeps the first one's: it is what waiting jobs show.
         reason = event.reason or (before.reason if before is not None else "")
         mark = Cordon(since=state.now, by=by, reason=reason, drain=event.drain, until=until)
-        if node.cordon is not None and node.cordon.is_node_leaving:
-            _set_cordon(state, out, node, evolve(node.cordon, of_operator=mark))
+        _set_cordon(state, out, node, mark)
+        if node.cordon is not mark:
             notes.append(f"{node.name} is shutting down; the cordon holds when it returns")
-        else:
-            _set_cordon(state, out, node, mark)
     if event.drain:
         # With time to finish, only actors are ended now: they never end by themselves, and the time would be lost.
         _evict(state, out, nodes, is_endless if until is not None else _is_any)
@@ -175,10 +173,13 @@ def _unknown_machine_text(state: State, name: str) -> str:
 
 
 def _set_cordon(state: State, out: EffectBuffer, node: Node, mark: Cordon) -> None:
-    node.cordon = mark
+    """Set the cordon of an operator or of the node itself, whose own stays in force until its process has ended."""
+    is_leaving = node.cordon is not None and node.cordon.is_node_leaving and not mark.is_node_leaving
+    node.cordon = evolve(node.cordon, of_operator=mark) if node.cordon is not None and is_leaving else mark
     state.node_changed(node)
+    what = "leaving" if mark.is_node_leaving else "draining" if mark.drain else "cordoned"
     why = f": {mark.reason}" if mark.reason else ""
-    out.log_event("", f"node {service_state(node)}", f"{node.name} by {mark.by}{why}")
+    out.log_event("", f"node {what}", f"{node.name} by {mark.by}{why}")
 
 
 def is_endless(job: JobRow) -> bool:
