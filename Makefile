@@ -56,7 +56,7 @@ test-more: lint
 	@[ -n "$(ARGS)" ] || FRAY_PYTHONS="3.13 3.14" tools/pythons
 	@[ -n "$(ARGS)" ] || $(MAKE) test-rl
 	@[ -n "$(ARGS)" ] || $(MAKE) test-tinker ARGS='-m torch'
-	@[ -n "$(ARGS)" ] || $(MAKE) test-marin ARGS='-k "constraint or marin or slices or environment or pickles or current or spec"'
+	@[ -n "$(ARGS)" ] || $(MAKE) test-marin ARGS='-k "constraint or marin or slices or environment or pickles or current or spec or shuffle"'
 
 # Torch is in an environment of its own, so that nothing else waits for it.
 venv-rl:

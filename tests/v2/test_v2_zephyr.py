@@ -1,5 +1,7 @@
 """Marin's Zephyr of today on the clients of Fray, with Fray in the place of marin-fray: the results of plain loops.
 
+On threads, on processes of this machine, and on a controller and a node that are processes of their own.
+
 Needs marin-zephyr and Python 3.12: `make test-marin`.
 """
 
@@ -19,25 +21,39 @@ pytest.importorskip("zephyr.context", reason="needs marin-zephyr: make test-mari
 
 from zephyr.context import ZephyrContext
 from zephyr.dataset import Dataset
+from zephyr.runners import InlineRunner
 from zephyr.stage_io import ZephyrWorkerError
 
 from fray.current_client import current_client
 from fray.local_backend import LocalClient
 from fray.types import ResourceConfig
+from fray.v2 import FrayClient
+from tests.processes.lab import TOKEN, open_lab
 
 TEXTS = [path.read_text() for path in sorted(Path(collections.__file__).parent.parent.joinpath("json").glob("*.py"))]
 SMALL = ResourceConfig(cpu=1, ram="1g")
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[LocalClient]:
-    with LocalClient() as client:
-        yield client
+@pytest.fixture(scope="module", params=["local", "machine", "fray"])
+def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Client on threads, on processes that end with this one, and on a running cluster."""
+    if request.param == "local":
+        with LocalClient() as threads:
+            yield threads
+    elif request.param == "machine":
+        with FrayClient("machine?nodes=1&cpu=4") as processes:
+            yield processes
+    else:
+        with open_lab(tmp_path_factory.mktemp("lab"), "one") as lab, FrayClient(lab.spec, token=TOKEN) as cluster:
+            cluster.cluster.wait_for_nodes(1)
+            yield cluster
 
 
 def context(client: Any, directory: Path, **options: Any) -> ZephyrContext:
+    """Return a context of two workers that run shards in their own processes: Zephyr's default on clusters, a Python
+    process for each shard, takes a second of each."""
     usual = {"max_workers": 2, "resources": SMALL, "chunk_storage_prefix": str(directory), "max_execution_retries": 0}
-    return ZephyrContext(client=client, **(usual | options))
+    return ZephyrContext(client=client, **(usual | {"stage_runner_factory": InlineRunner} | options))
 
 
 def count_words() -> Dataset[Any]:
