@@ -105,6 +105,8 @@ def test_an_actor_restarts_after_losses_and_after_failures_only_if_configured() 
     assert actor_request("actor", ResourceConfig(preemptible=False), ActorConfig()).max_retries_preemption == 0
     assert actor_config(ActorConfig()).max_restarts is None
     assert actor_config(ActorConfig(max_restarts=10)).max_restarts == 10
+    assert actor_config(ActorConfig(max_task_retries=3)).max_restarts == 3
+    assert actor_config(ActorConfig(max_restarts=0, max_task_retries=3)).max_restarts == 0
 
 
 def test_concurrency_is_limited_only_if_given() -> None:

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import collections
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ import pytest
 
 pytest.importorskip("zephyr.context", reason="needs marin-zephyr: make test-marin")
 
+from v2_contract import wait_for_file
 from zephyr.context import ZephyrContext
 from zephyr.dataset import Dataset
 from zephyr.runners import InlineRunner
@@ -56,16 +60,16 @@ def context(client: Any, directory: Path, **options: Any) -> ZephyrContext:
     return ZephyrContext(client=client, **(usual | {"stage_runner_factory": InlineRunner} | options))
 
 
-def count_words() -> Dataset[Any]:
+def count_words(words: Any = None) -> Dataset[Any]:
     # Functions inside of a function: sent by value, as those of a user's script are.
-    def words(text: str) -> Iterator[dict[str, Any]]:
+    def split(text: str) -> Iterator[dict[str, Any]]:
         for word in text.split():
             yield {"word": word, "count": 1}
 
     def add_up(word: str, items: Iterator[dict[str, Any]]) -> dict[str, Any]:
         return {"word": word, "count": sum(item["count"] for item in items)}
 
-    return Dataset.from_list(TEXTS).flat_map(words).group_by(key=lambda item: item["word"], reducer=add_up)
+    return Dataset.from_list(TEXTS).flat_map(words or split).group_by(key=lambda item: item["word"], reducer=add_up)
 
 
 def counts(result: Any) -> dict[str, int]:
@@ -100,6 +104,83 @@ def test_an_error_of_the_users_code_is_raised_with_its_text(client: Any, tmp_pat
     with pytest.raises((ZephyrWorkerError, KeyError), match="no three"):
         context(client, tmp_path, max_shard_failures=1).execute(Dataset.from_list(list(range(5))).map(refuse))
 
+
+# Faults --------------------------------------------------------------------------------------------------------------
+
+on_clusters = pytest.mark.parametrize("client", ["machine", "fray"], indirect=True)
+
+
+class Words:
+    """Words of a text, by a function that kills a process in the midst of the first text: this one, or that of the
+    coordinator, where the pipeline arrives first."""
+
+    def __init__(self, directory: Path, kills: str) -> None:
+        self.directory, self.kills = directory, kills
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.note("coordinator")
+
+    def note(self, name: str) -> bool:
+        """Write the id of this process to a file; return whether it is the first."""
+        try:
+            with (self.directory / name).open("x") as file:
+                file.write(str(os.getpid()))
+        except FileExistsError:
+            return False
+        return True
+
+    def __call__(self, text: str) -> Iterator[dict[str, Any]]:
+        for number, word in enumerate(text.split()):
+            if number == 50 and self.note("worker"):
+                os.kill(int((self.directory / self.kills).read_text()), signal.SIGKILL)
+                if self.kills != "worker":  # it ends with its coordinator
+                    time.sleep(60)
+            yield {"word": word, "count": 1}
+
+
+def assert_nothing_left(client: Any) -> None:
+    """Wait until no job of the cluster is living: the members of a group end after the call that ends it."""
+    give_up_at = time.monotonic() + 30
+    while living := [job.name for job in client.cluster.list_jobs("*") if not job.state.finished]:
+        assert time.monotonic() < give_up_at, living
+        time.sleep(0.05)
+
+
+@on_clusters
+@pytest.mark.parametrize(("kills", "pools"), [("worker", 1), ("coordinator", 2)])
+def test_a_process_that_is_killed_in_the_midst_of_a_shard_changes_no_result(
+    client: Any, kills: str, pools: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # The only worker: nothing but its restart can do its shard. Zephyr replaces the pool of a dead coordinator.
+    one = context(client, tmp_path, max_workers=1, max_execution_retries=pools - 1)
+    assert counts(one.execute(count_words(Words(tmp_path, kills)))) == expected()
+    assert (tmp_path / "worker").exists()
+    assert_nothing_left(client)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@on_clusters
+def test_a_context_that_ends_while_a_pipeline_runs_ends_the_pipeline(
+    client: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def hold(number: int) -> int:
+        (tmp_path / "began").touch()
+        time.sleep(120)
+        return number
+
+    shared = context(client, tmp_path).start()
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(shared.execute, Dataset.from_list([1, 2, 3]).map(hold))
+        wait_for_file(tmp_path / "began")
+        shared.shutdown()
+        with pytest.raises((ZephyrWorkerError, RuntimeError), match=r"shutting down|ended"):
+            running.result(30)
+    assert_nothing_left(client)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+# Which client --------------------------------------------------------------------------------------------------------
 
 SCRIPT = """
 from zephyr.context import ZephyrContext

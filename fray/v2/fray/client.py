@@ -152,7 +152,7 @@ class FrayClient(ExplainsMissing):
         call raises what the constructor raises.
 
         Resources that are not given reserve nothing. The actor restarts after the loss of its machine (unless
-        ``preemptible=False``), and after a failure up to ``max_restarts`` times (default 0).
+        ``preemptible=False``), and after a failure up to ``max_restarts`` times (default: ``max_task_retries``).
 
         Raises:
             JobAlreadyExists: a living job or actor has this name.

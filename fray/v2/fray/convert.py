@@ -204,7 +204,7 @@ def actor_request(
     """Return the request for the job of each member. Raises as `actor_resources`.
 
     An actor restarts after the loss of its machine, which callers notice by `ActorGroup.discover_new`; after its own
-    failure only if ``max_restarts`` is set.
+    failure as `actor_config` has it.
     """
     return native.JobRequest(
         name=name,
@@ -219,11 +219,12 @@ def actor_request(
 def actor_config(config: ActorConfig) -> NativeActorConfig:
     """Return the options of an actor.
 
-    With ``max_restarts`` None the budgets of `actor_request` apply, which allow no restart after a failure. A
+    With ``max_restarts`` None an actor restarts after failures as often as its calls are repeated, as on Iris. A
     ``max_concurrency`` of 1 limits sync classes only; a class with async methods runs any number of calls, as in
     `fray.api`.
     """
-    return NativeActorConfig(max_concurrency=concurrency(config), max_restarts=config.max_restarts)
+    restarts = config.max_task_retries if config.max_restarts is None else config.max_restarts
+    return NativeActorConfig(max_concurrency=concurrency(config), max_restarts=restarts)
 
 
 def concurrency(config: ActorConfig) -> int | None:
