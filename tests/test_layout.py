@@ -95,7 +95,7 @@ ALONE_OPENS: dict[str, str | tuple[str, ...]] = {
     "wandb": "rl/records/trackers.py",
     "trackio": "rl/records/trackers.py",
     "mlflow": "rl/records/trackers.py",
-    "starlette": ("rl/inference/", "tinker/", "monitoring/exporter.py"),
+    "starlette": ("rl/inference/", "tinker/", "monitoring/exporter.py", "monitoring/dashboard.py"),
     "prometheus_client": "monitoring/exposition.py",
     "httpx": ("rl/inference/http_service.py", "rl/inference/weight_transfer.py", "tinker/http_client.py"),
 }
@@ -116,6 +116,7 @@ PURE = (
     *("runtime/calls/wire.py", "runtime/tasks/policy.py", "runtime/objects/refcount.py"),
     *("model/**/*.py", "scheduler/**/*.py", "rl/core/**/*.py"),
     *("tinker/core/**/*.py", "tinker/wire/**/*.py", "monitoring/exposition.py"),
+    *("monitoring/rows.py", "monitoring/json_form.py"),
 )
 IMPURE = {
     *("trio", "time", "datetime", "secrets", "socket", "select", "os", "io", "pathlib", "tempfile", "shutil"),

@@ -7,12 +7,13 @@ import sys
 
 from fray.api.cluster import Cluster
 from fray.cli.formatting import span_of
-from fray.cli.output import clock, has_colors, note, plain
+from fray.cli.output import clock, has_colors, note
 from fray.cli.target import find
 from fray.model.ids import split_attempt
 from fray.model.log_records import LogLine, LogLineKind
 from fray.model.specs import JobInfo
 from fray.model.text import plural, visible_text, without_colors
+from fray.monitoring.json_form import plain
 
 
 async def logs(cluster: Cluster, options: argparse.Namespace) -> int:

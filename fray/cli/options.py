@@ -54,7 +54,7 @@ def parser_of() -> Parser:
     about_shares = (_queue, _usage)
     about_machines = (_nodes, _node, _machine_groups, _scale, _cordon, _uncordon, _drain, _reservations, _reservation)
     about_people = (_login, _logout, _user, _key, _namespace, _audit)
-    about_cluster = (_token, _ca, _actors, _doctor, _backup, _metrics)
+    about_cluster = (_token, _ca, _actors, _doctor, _backup, _metrics, _dashboard)
     for add in (*about_jobs, *about_shares, *about_machines, add_rl, add_tinker, *about_cluster, *about_people):
         add(verbs)
     return parser
@@ -402,18 +402,37 @@ def _metrics(verbs: Verbs) -> None:
         "  fray metrics --listen 0.0.0.0:9464 --scrape-token scrape.key --tls-cert cert.pem --tls-key key.pem"
     )
     parser = verb(verbs, "metrics", "administration.metrics:metrics", text, example, opens="itself")
-    parser.add_argument(
-        "--listen", default="127.0.0.1:9464", metavar="HOST:PORT", help="address to serve at (default: 127.0.0.1:9464)"
-    )
+    _add_serving(parser, "127.0.0.1:9464")
     parser.add_argument(
         "--scrape-token",
         type=Path,
         metavar="FILE",
         help="file of mode 0600; /metrics requires its content as a bearer token",
     )
+    parser.add_argument("--insecure", action="store_true", help="serve other machines without token and TLS")
+
+
+def _dashboard(verbs: Verbs) -> None:
+    text = "serve the page of a cluster: jobs, machines, logs, live; and actions, with the role of your key"
+    example = (
+        "  fray dashboard\n  fray dashboard --listen 0.0.0.0:8265 --key page.key --tls-cert cert.pem --tls-key key.pem"
+    )
+    parser = verb(verbs, "dashboard", "administration.dashboard:dashboard", text, example, opens="itself")
+    _add_serving(parser, "127.0.0.1:8265")
+    parser.add_argument(
+        "--key",
+        type=Path,
+        metavar="FILE",
+        help="file of mode 0600 whose content opens the page (default: a new key, in the printed address)",
+    )
+
+
+def _add_serving(parser: argparse.ArgumentParser, address: str) -> None:
+    parser.add_argument(
+        "--listen", default=address, metavar="HOST:PORT", help=f"address to serve at (default: {address})"
+    )
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve HTTPS with this certificate (PEM)")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="key of the certificate (PEM)")
-    parser.add_argument("--insecure", action="store_true", help="serve other machines without token and TLS")
 
 
 def _backup(verbs: Verbs) -> None:

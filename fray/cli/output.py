@@ -10,14 +10,12 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from enum import Enum
-from typing import Any, TextIO
-
-import attrs
+from typing import TextIO
 
 from fray.cli.formatting import Line
 from fray.errors import InvalidRequest
 from fray.model.text import RESET, visible_text
+from fray.monitoring.json_form import plain
 
 CLEAR = "\x1b[H\x1b[2J"
 """Clears a terminal."""
@@ -107,23 +105,6 @@ def note(text: str) -> None:
     sys.stdout.flush()
     sys.stderr.write(f"fray: {safe_text(text, sys.stderr)}\n")
     sys.stderr.flush()
-
-
-def plain(value: Any) -> Any:
-    """Return the value as JSON types. Every field is there, also empty ones: programs can rely on the keys."""
-    if attrs.has(type(value)):
-        return {
-            field.name: plain(getattr(value, field.name))
-            for field in attrs.fields(type(value))
-            if field.repr is not False
-        }
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, dict):
-        return {str(key): plain(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    return value
 
 
 def width() -> int | None:

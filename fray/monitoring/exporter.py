@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from typing import TypeAlias
 
 import trio
 from starlette.applications import Starlette
@@ -14,19 +11,14 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from fray.api.cluster import Cluster
 from fray.errors import FrayError
+from fray.monitoring.connection import ControllerConnection, OpenCluster
 from fray.monitoring.exposition import CONTENT_TYPE, ClusterNumbers, exposition
-from fray.tracebacks import innermost
 
 ANSWER_WITHIN_S = 5.0
 """Seconds in which the controller has to answer; Prometheus ends a scrape after 10 s by default."""
 FRESH_S = 1.0
 """Seconds for which an answer is used again, so that several scrapers cost as much as one."""
-RECONNECT_S = 5.0
-"""Pause before a new session, if the controller has ended the last one or was away for too long."""
-
-OpenCluster: TypeAlias = Callable[[], AbstractAsyncContextManager[Cluster]]
 
 _log = logging.getLogger("fray.monitoring")
 
@@ -40,9 +32,8 @@ class Exporter:
     """
 
     def __init__(self, open_cluster: OpenCluster, token: str = "") -> None:
-        self._open = open_cluster
+        self._connection = ControllerConnection(open_cluster)
         self._token = token.encode()
-        self._cluster: Cluster | None = None
         self._asking = trio.Lock()
         self._latest: ClusterNumbers | None = None
         self._fresh_until = -1.0
@@ -55,27 +46,8 @@ class Exporter:
         )
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Stay connected until cancelled; reports ``started`` with the first connection.
-
-        Raises:
-            FrayError: the first connection fails. Later ones are tried again.
-        """
-        has_started = False
-        while True:
-            lost: BaseException | None = None
-            try:
-                async with self._open() as self._cluster:
-                    if not has_started:
-                        has_started = True
-                        task_status.started()
-                    await trio.sleep_forever()
-            except* FrayError as group:
-                lost = innermost(group)
-            self._cluster = None
-            if lost is not None and not has_started:
-                raise lost
-            _log.warning("no connection to the controller, retrying in %g s: %s", RECONNECT_S, lost)
-            await trio.sleep(RECONNECT_S)
+        """Stay connected until cancelled; reports and raises as `ControllerConnection.run`."""
+        await self._connection.run(task_status=task_status)
 
     async def _snapshot(self) -> ClusterNumbers | None:
         """Return the present state, at most `FRESH_S` old; None if the controller does not answer in time."""
@@ -88,7 +60,7 @@ class Exporter:
             return self._latest
 
     async def _ask(self) -> ClusterNumbers | None:
-        cluster = self._cluster
+        cluster = self._connection.cluster
         if cluster is None:
             return None
         try:

@@ -2,8 +2,9 @@
 
 - `doctor`: one line for each thing that is wrong on this machine or on its way to the cluster.
 - `backup`: the store of a controller into one file, and back. `rotation`: replacing the token in it.
-- `metrics`: the numbers of a cluster, for Prometheus.
+- `metrics`: the numbers of a cluster, for Prometheus; `dashboard`: its page; `serving`: options of both.
 - `people`: login, users, keys, namespaces, the audit log.
 
-`backup` and `rotation` use no connection to a cluster; `doctor` and `metrics` make their own.
+`backup` and `rotation` use no connection to a cluster; `doctor`, `metrics` and `dashboard`
+make their own.
 """

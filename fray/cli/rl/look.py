@@ -11,9 +11,10 @@ from typing import Any
 import trio
 
 from fray.cli.formatting import fields, span, table
-from fray.cli.output import plain, say, say_json, say_screen, width
+from fray.cli.output import say, say_json, say_screen, width
 from fray.cli.rl.start import check_extra
 from fray.errors import InvalidRequest
+from fray.monitoring.json_form import plain
 
 SILENT_S = 15.0
 """Age of a status beyond which its run is probably lost."""

@@ -1,0 +1,204 @@
+"""Live tables: what pages show, asked from the controller once for all of them, and sent as differences.
+
+Invariants: the controller is asked only for tables that some page shows, whatever the number of pages; a page that
+reads slowly is sent the latest state of each row, so what waits for it is bounded by the rows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import trio
+from attrs import define, field
+
+from fray.api.cluster import Cluster
+from fray.errors import ConnectionFailed, FrayError
+from fray.monitoring.rows import Row
+
+ASK_PART = 0.02
+"""Largest part of the time in which the controller may be at work for one table: long lists are asked less often."""
+ASK_EVERY_S = 0.2
+"""Least pause between two questions for one table, in seconds."""
+ASK_LIMIT_S = 10.0
+"""Longest such pause, in seconds."""
+ANSWER_WITHIN_S = 3.0
+"""Seconds after which a controller that has not answered is shown as away."""
+
+Ask: TypeAlias = Callable[[Cluster], Awaitable[Sequence[Row]]]
+FindCluster: TypeAlias = Callable[[], Cluster | None]
+
+
+@define(eq=False)
+class Table:
+    """One table: its rows as JSON by key, and the pages that show it."""
+
+    name: str
+    ask: Ask
+    every_s: float
+    rows: dict[str, str] = field(factory=dict)
+    pages: dict[Page, None] = field(factory=dict)
+    is_known: bool = False
+    """False before the first answer: a page shows nothing, instead of an empty table."""
+    error: str = ""
+    """Reason why the controller refused the last question; empty if it did not."""
+    asking: trio.CancelScope | None = None
+
+    def replace(self, found: Iterable[Row]) -> None:
+        """Take all rows; mark those that differ for the pages."""
+        is_changed, self.error = self.error != "", ""
+        rows = {str(row[0]): json.dumps(row, separators=(",", ":")) for row in found}
+        gone = [key for key in self.rows if key not in rows]
+        changed = [key for key, text in rows.items() if self.rows.get(key) != text]
+        self.rows = rows
+        self._mark([*changed, *gone], is_changed)
+
+    def refuse(self, error: str) -> None:
+        """Take the reason why there is no answer; the rows stay."""
+        is_changed, self.error = self.error != error, error
+        self._mark((), is_changed)
+
+    def _mark(self, keys: Sequence[str], is_changed: bool) -> None:
+        is_first, self.is_known = not self.is_known, True
+        for page in self.pages:
+            if keys or is_first or is_changed:
+                page.mark(self.name, keys)
+
+
+class Page:
+    """One open page: which rows it has not been sent yet."""
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        self._tables = {table.name: table for table in tables}
+        self._waiting: dict[str, dict[str, None]] = {
+            table.name: dict.fromkeys(table.rows) for table in tables if table.is_known
+        }
+        self._wake = trio.Event()
+
+    def mark(self, table: str, keys: Iterable[str]) -> None:
+        """Note that these rows of a table have changed."""
+        self._waiting.setdefault(table, {}).update(dict.fromkeys(keys))
+        self._wake.set()
+
+    async def changes(self, within_s: float) -> list[str]:
+        """Return what has changed as JSON objects, one for each table; empty if that is nothing for so long."""
+        if not self._waiting:
+            with trio.move_on_after(within_s):
+                await self._wake.wait()
+        self._wake = trio.Event()
+        waiting, self._waiting = self._waiting, {}
+        return [self._text(self._tables[name], keys) for name, keys in waiting.items()]
+
+    def _text(self, table: Table, keys: Iterable[str]) -> str:
+        present = [text for key in keys if (text := table.rows.get(key)) is not None]
+        gone = [key for key in keys if key not in table.rows]
+        error = f',"error":{json.dumps(table.error)}' if table.error else ""
+        return f'{{"table":{json.dumps(table.name)},"rows":[{",".join(present)}],"gone":{json.dumps(gone)}{error}}}'
+
+
+class LiveTables:
+    """Tables of one cluster.
+
+    Args:
+        cluster: returns the connection; None while there is none.
+        describe: returns the row of the table ``status``, given for how many seconds the controller has not answered.
+    """
+
+    def __init__(self, cluster: FindCluster, describe: Callable[[float], Row]) -> None:
+        self._cluster, self._describe = cluster, describe
+        self._status = Table("status", self._ask_status, math.inf)
+        self._tables: dict[str, Table] = {"status": self._status}
+        self._nursery: trio.Nursery | None = None
+        self._asked: dict[Table, float] = {}
+        """Time at which each question that has not been answered was sent."""
+        self._away_since: float | None = None
+
+    def add(self, name: str, ask: Ask, every_s: float = ASK_EVERY_S) -> None:
+        """Add a table, of which ``ask`` returns all rows, every ``every_s`` seconds while a page shows it."""
+        self._tables[name] = Table(name, ask, every_s)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tables
+
+    async def ask_once(self, name: str) -> Sequence[Row]:
+        """Return the rows of a table, asked now.
+
+        Raises:
+            ConnectionFailed: there is no connection.
+            FrayError: the controller refuses.
+        """
+        cluster = self._cluster()
+        if cluster is None:
+            raise ConnectionFailed("the controller does not answer")
+        return await self._tables[name].ask(cluster)
+
+    @contextmanager
+    def open_page(self, names: Iterable[str], own: Table | None = None) -> Iterator[Page]:
+        """Open a page that shows these tables, the status, and a table of its own.
+
+        Raises:
+            KeyError: there is no such table.
+        """
+        tables = [self._status, *(self._tables[name] for name in names), *([own] if own is not None else [])]
+        page = Page(tables)
+        for table in tables:
+            table.pages[page] = None
+            if table is not self._status and table.asking is None:
+                assert self._nursery is not None
+                table.asking = trio.CancelScope()
+                self._nursery.start_soon(self._keep_asking, table, table.asking)
+        try:
+            yield page
+        finally:
+            for table in tables:
+                del table.pages[page]
+                if not table.pages and table.asking is not None:
+                    table.asking.cancel()
+                    table.asking = None
+                    # What it had is old when the next page comes.
+                    table.rows, table.is_known = {}, False
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Ask for what pages show, until cancelled."""
+        async with trio.open_nursery() as self._nursery:
+            task_status.started()
+            while True:
+                self._status.replace([self._status_row()])
+                await trio.sleep(ASK_EVERY_S if self._status.pages else 1.0)
+
+    async def _ask_status(self, cluster: Cluster) -> Sequence[Row]:
+        return [self._status_row()]
+
+    def _status_row(self) -> Row:
+        now = trio.current_time()
+        oldest = min(self._asked.values(), default=now)
+        if self._cluster() is None:
+            self._away_since = now if self._away_since is None else self._away_since
+        elif now - oldest > ANSWER_WITHIN_S:
+            self._away_since = oldest
+        else:
+            self._away_since = None
+        return self._describe(0.0 if self._away_since is None else math.floor(now - self._away_since))
+
+    async def _keep_asking(self, table: Table, scope: trio.CancelScope) -> None:
+        with scope:
+            while True:
+                began = trio.current_time()
+                await self._ask(table)
+                took_s = trio.current_time() - began
+                await trio.sleep(min(max(table.every_s, took_s / ASK_PART), max(table.every_s, ASK_LIMIT_S)))
+
+    async def _ask(self, table: Table) -> None:
+        cluster = self._cluster()
+        if cluster is None:
+            return
+        self._asked[table] = trio.current_time()
+        try:
+            table.replace(await table.ask(cluster))
+        except FrayError as error:
+            table.refuse(str(error))
+        finally:
+            del self._asked[table]
