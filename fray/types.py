@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fray.v2.marin.requests import EnvironmentConfig, JobRequest, SecretBehavior, create_environment
+from fray.v2.marin.requests import ActorConfig, EnvironmentConfig, JobRequest, SecretBehavior, create_environment
 from fray.v2.marin.resources import (
     ANY_REGION,
     DEFAULT_TPU_HOST_FRACTION,
@@ -23,7 +23,6 @@ from fray.v2.marin.resources import (
 )
 from fray.v2.marin.version import unknown_name
 from fray.v2.types import (
-    ActorConfig,
     BinaryEntrypoint,
     CallableEntrypoint,
     DeviceKind,

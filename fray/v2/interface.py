@@ -94,9 +94,9 @@ class ActorGroup(Protocol[A]):
 class HostedActor(Generic[A_co]):
     """Actor that lives in the process that made it; see `Client.host_actor`."""
 
-    def __init__(self, handle: Any, stop: Callable[[], None]) -> None:
+    def __init__(self, handle: Any, stop: Callable[[], None] | None = None) -> None:
         self.handle: ActorHandle[A_co] = handle
-        self._stop: Callable[[], None] | None = stop
+        self._stop = stop
 
     def shutdown(self) -> None:
         """End the actor. May be repeated."""
@@ -138,8 +138,8 @@ class ActorContext:
         handle: Any,
         index: int,
         group_name: str,
-        *,
         shutdown_event: Any = None,
+        *,
         terminate: Callable[[], None] | None = None,
         fail: Callable[[BaseException | str], None] | None = None,
     ) -> None:
@@ -149,16 +149,19 @@ class ActorContext:
         self.shutdown_event = shutdown_event
         """Event that is set once the actor shall end; setting it ends the actor."""
         self._terminate, self._fail = terminate or self.shutdown_event.set, fail
+        self._errors: list[BaseException] = []
+        """Errors of `fail`, where it was given no function."""
 
     def terminate(self) -> None:
         """Request an orderly end of the actor; return at once."""
         self._terminate()
 
-    def fail(self, error: BaseException | str) -> None:
-        """Request the end of the actor as failed with ``error``, an exception or a text; return at once."""
+    def fail(self, exc: BaseException | str) -> None:
+        """Request the end of the actor as failed with ``exc``, an exception or a text; return at once."""
         if self._fail is not None:
-            self._fail(error)
+            self._fail(exc)
         else:
+            self._errors.append(exc if isinstance(exc, BaseException) else RuntimeError(exc))
             self._terminate()
 
     def __repr__(self) -> str:
@@ -169,8 +172,8 @@ _current_actor_var: ContextVar[ActorContext | None] = ContextVar("fray_v2_curren
 _process_actor: ActorContext | None = None
 
 
-def _set_current_actor(context: ActorContext) -> Token[ActorContext | None]:
-    return _current_actor_var.set(context)
+def _set_current_actor(ctx: ActorContext) -> Token[ActorContext | None]:
+    return _current_actor_var.set(ctx)
 
 
 def _reset_current_actor(token: Token[ActorContext | None]) -> None:

@@ -89,10 +89,10 @@ class FrayIrisClient(ExplainsMissing):
         self._initialize(iris_client().IrisClient.remote(url, workspace=workspace, bundle_id=bundle_id))
 
     @classmethod
-    def from_iris_client(cls, client: Any) -> FrayIrisClient:
+    def from_iris_client(cls, iris_client: Any) -> FrayIrisClient:
         """Return a client that uses an existing client of Iris."""
         made = cls.__new__(cls)
-        made._initialize(client)
+        made._initialize(iris_client)
         return made
 
     def _initialize(self, client: Any) -> None:
@@ -202,7 +202,7 @@ class FrayIrisClient(ExplainsMissing):
         )
         hosting = HostingJob(job, self._iris)
         self._track(hosting)
-        return IrisActorHandle(endpoint_of(job.job_id, name), methods_of(cls), hosting), hosting
+        return IrisActorHandle(endpoint_of(job.job_id, name), methods=methods_of(cls), job=hosting), hosting
 
     def host_actor(
         self,

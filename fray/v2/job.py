@@ -59,9 +59,9 @@ def output_of(lines: Iterable[str], max_lines: int | None) -> str | tuple[str, .
 class JobFailed(RuntimeError):
     """A job failed or was stopped: ``job_id``, with the status ``failed_status``."""
 
-    def __init__(self, job_id: str, failed_status: JobStatus) -> None:
-        super().__init__(f"job {job_id} {failed_status.value}")
-        self.job_id, self.failed_status = job_id, failed_status
+    def __init__(self, job_id: str, status: JobStatus) -> None:
+        super().__init__(f"job {job_id} {status.value}")
+        self.job_id, self.failed_status = job_id, status
 
     def __reduce__(self) -> tuple[Any, ...]:
         return JobFailed, (self.job_id, self.failed_status)

@@ -246,18 +246,29 @@ def _dead_actor(name: str) -> ActorUnavailableError:
 
 @short_tracebacks
 class LocalActorMethod(Generic[P, T_co]):
-    """Method of an actor of this process."""
+    """Method of an actor of this process.
 
-    def __init__(self, actor: _LocalActor, name: str, method: Callable[..., Any]) -> None:
-        self._actor, self._name, self._method = actor, name, method
+    Args:
+        method: function that is called.
+        actor: actor whose method it is, for `current_actor`. Default: none.
+        name: name of the method in those of threads. Default: that of the function.
+    """
+
+    def __init__(self, method: Callable[..., Any], *, actor: _LocalActor | None = None, name: str = "") -> None:
+        self._method, self._actor = method, actor
+        self._name = name or getattr(method, "__name__", repr(method))
 
     def remote(self, /, *args: P.args, **kwargs: P.kwargs) -> Future[T_co]:
         """Start the call at once in its own thread, in a copy of the caller's context."""
-        return call_in_thread(self._actor.context(), f"{self._actor.name}.{self._name}", self._method, *args, **kwargs)
+        actor = self._actor
+        context, owner = (copy_context(), "") if actor is None else (actor.context(), f"{actor.name}.")
+        return call_in_thread(context, f"{owner}{self._name}", self._method, *args, **kwargs)
 
     submit = remote
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T_co:
+        if self._actor is None:
+            return self._method(*args, **kwargs)  # type: ignore[no-any-return]
         token = _set_current_actor(self._actor.about)
         try:
             result: T_co = self._method(*args, **kwargs)
@@ -279,7 +290,7 @@ class LocalActorHandle(Generic[A_co]):
         actor = _registry.get(self._name)
         if actor is None:
             raise _dead_actor(self._name)
-        return LocalActorMethod(actor, method_name, actor.method(method_name))
+        return LocalActorMethod(actor.method(method_name), actor=actor, name=method_name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LocalActorHandle, (self._name,)

@@ -217,7 +217,7 @@ SIGNATURES = {
     LocalJobHandle.wait: "self, timeout=None, *, raise_on_failure=True",
     ActorFuture.result: "self, timeout=None",
     ActorGroup.wait_ready: "self, count=None, timeout=300.0",
-    ActorContext.__init__: "self, handle, index, group_name, *, shutdown_event=None, terminate=None, fail=None",
+    ActorContext.__init__: "self, handle, index, group_name, shutdown_event=None, *, terminate=None, fail=None",
     create_environment: "workspace=None, docker_image=None, pip_packages=None, env_vars=None, extras=None",
     ResourceConfig.with_gpu: "gpu_type='auto', count=1, **kwargs",
     ResourceConfig.with_tpu: "tpu_type, slice_count=1, **kwargs",

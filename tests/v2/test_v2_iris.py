@@ -173,7 +173,7 @@ def test_an_environment_is_packages_variables_and_extras() -> None:
 def test_a_handle_pickles_to_its_name(client: FrayIrisClient) -> None:
     handle = client.create_actor(Counter, name=new("counter"))
     assert handle.add(1) == 1
-    assert handle.__reduce__() == (IrisActorHandle, (handle._name,))
+    assert handle.__reduce__() == (IrisActorHandle, (handle._endpoint_name,))
     assert pickle.loads(pickle.dumps(handle)).add(1) == 2
 
 

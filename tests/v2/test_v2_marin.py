@@ -8,9 +8,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -21,16 +23,20 @@ import cloudpickle
 import pytest
 
 import fray.v2
-from fray.actor import ActorUnavailableError, current_actor
+from fray.actor import ActorContext, ActorUnavailableError, HostedActor, current_actor
+from fray.client import JobFailed
 from fray.current_client import current_client, set_current_client
 from fray.device_flops import device_flops, device_flops_for_jax_device
-from fray.local_backend import LocalClient
+from fray.iris_backend import FrayIrisClient, IrisActorHandle
+from fray.local_backend import LocalActorMethod, LocalClient
 from fray.types import (
+    ActorConfig,
     CpuConfig,
     Entrypoint,
     EnvironmentConfig,
     GpuConfig,
     JobRequest,
+    JobStatus,
     ResourceConfig,
     TpuConfig,
     create_environment,
@@ -60,7 +66,7 @@ NAMES = {
 }
 DIFFERENT = {
     *("ResourceConfig", "CpuConfig", "GpuConfig", "TpuConfig", "DeviceConfig", "EnvironmentConfig", "JobRequest"),
-    *("LocalClient", "LocalJobHandle", "create_environment", "current_client", "get_tpu_topology"),
+    *("ActorConfig", "LocalClient", "LocalJobHandle", "create_environment", "current_client", "get_tpu_topology"),
 }
 """Names that are not the objects of `fray.v2`."""
 
@@ -96,6 +102,23 @@ def test_a_name_of_a_newer_marin_is_an_error_that_says_which_release_is_followed
     with pytest.raises(TypeError, match=r"ResourceConfig has no parameter 'shm_size'.*marin-fray 0\.2\.227"):
         ResourceConfig(shm_size="1g")  # type: ignore[call-arg]
     assert not hasattr(importlib.import_module("fray.types"), "ResourceConfigs")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: ActorConfig(of_tomorrow=1),  # type: ignore[call-arg]
+        lambda: JobRequest("job", Entrypoint.from_callable(print), of_tomorrow=1),  # type: ignore[call-arg]
+        lambda: create_environment(of_tomorrow=1),  # type: ignore[call-arg]
+        lambda: LocalClient(of_tomorrow=1),  # type: ignore[call-arg]
+        lambda: LocalClient().submit(JobRequest("job", Entrypoint.from_callable(print)), of_tomorrow=1),  # type: ignore[call-arg]
+        lambda: FrayIrisClient("127.0.0.1:1", of_tomorrow=1),  # type: ignore[call-arg]
+        lambda: FrayIrisClient.submit(None, None, of_tomorrow=1),  # type: ignore[arg-type, call-arg]
+    ],
+)
+def test_a_keyword_of_a_newer_marin_is_an_error_that_says_which_release_is_followed(call: Callable[[], Any]) -> None:
+    with pytest.raises(TypeError, match=r"has no parameter 'of_tomorrow'.*marin-fray 0\.2\.227"):
+        call()
 
 
 def test_arguments_by_position_are_in_marins_order() -> None:
@@ -267,6 +290,24 @@ def test_an_actor_that_sets_its_shutdown_event_ends(kind: str) -> None:
         group.shutdown()
         with pytest.raises(ActorUnavailableError):
             handle.end()
+
+
+def test_a_context_and_a_hosted_actor_are_made_as_marin_makes_them() -> None:
+    event = threading.Event()
+    about = ActorContext("handle", 0, "group", event)
+    about.fail(exc=KeyError("gone"))
+    assert event.is_set()
+    assert [repr(error) for error in about._errors] == ["KeyError('gone')"]
+    HostedActor(handle="handle").shutdown()
+    assert JobFailed(job_id="job-1", status=JobStatus.STOPPED).failed_status == "stopped"
+
+
+def test_a_method_and_a_handle_are_made_as_marin_makes_them() -> None:
+    method = LocalActorMethod(str.upper)
+    assert [method("a"), method.remote("b").result(), method.submit("c").result()] == ["A", "B", "C"]
+    handle = IrisActorHandle(endpoint_name="/user/job/actor", resolver="resolver")
+    assert handle._resolver == "resolver"
+    assert pickle.loads(pickle.dumps(handle))._endpoint_name == "/user/job/actor"
 
 
 def test_an_actor_that_fails_raises_its_error_from_its_job() -> None:

@@ -61,21 +61,9 @@ def endpoint_of(job_id: Any, name: str) -> str:
     return f"{job_id}/{name}"
 
 
-class _Self(ActorContext):
-    """Context of the actor of this process; ``errors`` are those with which it has failed."""
-
-    def __init__(self, handle: Any, index: int, group_name: str) -> None:
-        super().__init__(handle, index, group_name, fail=self._add_error)
-        self.errors: list[BaseException] = []
-
-    def _add_error(self, error: BaseException | str) -> None:
-        self.errors.append(error if isinstance(error, BaseException) else RuntimeError(error))
-        self.shutdown_event.set()
-
-
 def serve(
     cls: type, args: Any, kwargs: Any, name: str, group: str, index: int, port: int, concurrency: int
-) -> tuple[Callable[[], None], _Self]:
+) -> tuple[Callable[[], None], ActorContext]:
     """Make and serve an actor; register it once it is made. Raises what its constructor raises.
 
     Returns:
@@ -86,7 +74,7 @@ def serve(
 
     context = iris_client().iris_ctx()
     endpoint = endpoint_of(context.job_id, name)
-    about = _Self(IrisActorHandle(endpoint, methods_of(cls)), index, group)
+    about = ActorContext(IrisActorHandle(endpoint, methods=methods_of(cls)), index, group)
     instance = copy_context().run(_as_actor, about, cls, args, kwargs)
     # Callers are on other machines.
     server = ActorServer(host="0.0.0.0", port=port, max_concurrency=concurrency)
@@ -113,8 +101,8 @@ def host_actor_job(cls: type, args: Any, kwargs: Any, name: str, group: str, ind
     _set_process_actor(about)
     about.shutdown_event.wait()
     stop()
-    if about.errors:
-        raise about.errors[0]
+    if about._errors:
+        raise about._errors[0]
 
 
 def methods_of(cls: type) -> frozenset[str]:
@@ -123,17 +111,32 @@ def methods_of(cls: type) -> frozenset[str]:
 
 
 class IrisActorHandle:
-    """Reference to an actor on Iris, which pickles to the actor's name. See `fray.v2.ActorHandle`."""
+    """Reference to an actor on Iris, which pickles to the actor's name. See `fray.v2.ActorHandle`.
 
-    def __init__(self, name: str, methods: frozenset[str] | None = None, job: HostingJob | None = None) -> None:
-        self._name, self._methods, self._job = name, methods, job
+    Args:
+        endpoint_name: name under which the actor is registered, ``/user/job/actor``.
+        resolver: Iris's resolver of such names. Default: that of ``job``, or of the context where it is used.
+        methods: names of the methods, if the class is known.
+        job: job that hosts the actor, if this process has submitted it.
+    """
+
+    def __init__(
+        self,
+        endpoint_name: str,
+        resolver: Any = None,
+        *,
+        methods: frozenset[str] | None = None,
+        job: HostingJob | None = None,
+    ) -> None:
+        self._endpoint_name, self._methods, self._job = endpoint_name, methods, job
+        self._resolver = job.resolver if job is not None and resolver is None else resolver
         self._found: tuple[Any, Any] | None = None
         self._seen = False
 
     @short_traceback
     def __getattr__(self, method_name: str) -> IrisActorMethod:
         if method_name.startswith("_") or (self._methods is not None and method_name not in self._methods):
-            raise AttributeError(f"actor {self._name!r} has no method {method_name!r}")
+            raise AttributeError(f"actor {self._endpoint_name!r} has no method {method_name!r}")
         return IrisActorMethod(self, method_name)
 
     def _connection(self) -> tuple[Any, Any]:
@@ -142,14 +145,16 @@ class IrisActorHandle:
             from iris.actor.client import ActorClient
             from iris.cluster.types import JobName
 
-            job_id = JobName.from_string(self._name.rpartition("/")[0])
-            resolver = self._job.resolver if self._job is not None else iris_connection().resolver_for_job(job_id)
+            job_id = JobName.from_string(self._endpoint_name.rpartition("/")[0])
+            resolver = self._resolver
+            if resolver is None:
+                resolver = iris_connection().resolver_for_job(job_id)
             # One attempt: a call whose connection broke may have run.
-            self._found = resolver, ActorClient(resolver, self._name, max_call_attempts=1)
+            self._found = resolver, ActorClient(resolver, self._endpoint_name, max_call_attempts=1)
         return self._found
 
     def _is_registered(self) -> bool:
-        return not self._connection()[0].resolve(self._name).is_empty
+        return not self._connection()[0].resolve(self._endpoint_name).is_empty
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._wait_registered()
@@ -165,7 +170,7 @@ class IrisActorHandle:
         with self._unavailable():
             operation = client.start_operation("fray_call", method, args, kwargs)
         # To look for the answer again does no harm.
-        return OperationFuture(ActorClient(resolver, self._name, max_call_attempts=LOOKS), operation)
+        return OperationFuture(ActorClient(resolver, self._endpoint_name, max_call_attempts=LOOKS), operation)
 
     @contextmanager
     def _unavailable(self) -> Iterator[None]:
@@ -175,7 +180,7 @@ class IrisActorHandle:
         try:
             yield
         except (ConnectError, OSError) as error:
-            raise ActorUnavailableError(f"actor {self._name!r} does not answer: {error}") from error
+            raise ActorUnavailableError(f"actor {self._endpoint_name!r} does not answer: {error}") from error
 
     def _wait_registered(self) -> None:
         """Wait until the name is registered. Raises ActorUnavailableError: the actor's job has ended, or no job
@@ -184,17 +189,19 @@ class IrisActorHandle:
         while not self._is_registered():
             if self._job is not None:
                 if JobStatus.finished(self._job.status()):
-                    raise ActorUnavailableError(f"actor {self._name!r} has ended: {self._job.why()}")
+                    raise ActorUnavailableError(f"actor {self._endpoint_name!r} has ended: {self._job.why()}")
             elif time.monotonic() > until:
-                raise ActorUnavailableError(f"actor {self._name!r} {'has ended' if self._seen else 'is not there'}")
+                raise ActorUnavailableError(
+                    f"actor {self._endpoint_name!r} {'has ended' if self._seen else 'is not there'}"
+                )
             time.sleep(POLL_S)
         self._seen = True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return IrisActorHandle, (self._name,)
+        return IrisActorHandle, (self._endpoint_name,)
 
     def __repr__(self) -> str:
-        return f"IrisActorHandle({self._name!r})"
+        return f"IrisActorHandle({self._endpoint_name!r})"
 
 
 def _answer(answer: tuple[bool, Any]) -> Any:
@@ -270,7 +277,7 @@ class IrisActorMethod:
 
     def remote(self, *args: Any, **kwargs: Any) -> Future[Any]:
         """Start the call, in a thread because Iris's call blocks."""
-        name = f"{self._handle._name}.{self._method}"
+        name = f"{self._handle._endpoint_name}.{self._method}"
         return call_in_thread(copy_context(), name, self._handle._call, self._method, args, kwargs)
 
     def submit(self, *args: Any, **kwargs: Any) -> OperationFuture:

@@ -256,7 +256,7 @@ def limit_of(request: JobRequest) -> Any:
     return None if seconds is None else Duration.from_seconds(float(seconds))
 
 
-def convert_environment(environment: EnvironmentConfig | None, device: DeviceConfig | None = None) -> Any:
+def convert_environment(env: EnvironmentConfig | None, device: DeviceConfig | None = None) -> Any:
     """Return an `EnvironmentSpec`; the workspace belongs to Iris's client, and the image to the job.
 
     The variables that a device of Marin's modules sets (``JAX_PLATFORMS``) are there if the environment has no others.
@@ -264,20 +264,20 @@ def convert_environment(environment: EnvironmentConfig | None, device: DeviceCon
     from iris.cluster.types import EnvironmentSpec
 
     usual: dict[str, str] = getattr(device, "default_env_vars", dict)()
-    if environment is None:
+    if env is None:
         return EnvironmentSpec(env_vars=usual) if usual else None
-    newer = {name: getattr(environment, name, None) for name in ("secrets", "secret_behavior", "sync_packages")}
+    newer = {name: getattr(env, name, None) for name in ("secrets", "secret_behavior", "sync_packages")}
     # None builds the script of Iris, and an empty list stands for no script.
-    scripts = getattr(environment, "setup_scripts", None)
+    scripts = getattr(env, "setup_scripts", None)
     return EnvironmentSpec(
-        pip_packages=list(environment.pip_packages),
-        env_vars=usual | dict(environment.env_vars),
-        extras=list(environment.extras),
+        pip_packages=list(env.pip_packages),
+        env_vars=usual | dict(env.env_vars),
+        extras=list(env.extras),
         setup_scripts=None if scripts is None else list(scripts),
         **{name: value for name, value in newer.items() if value},
     )
 
 
-def map_iris_job_state(state: Any) -> JobStatus:
+def map_iris_job_state(iris_state: Any) -> JobStatus:
     """Return the status for one of Iris's `JobState`."""
-    return STATES.get(str(state.name), JobStatus.FAILED)
+    return STATES.get(str(iris_state.name), JobStatus.FAILED)

@@ -11,7 +11,7 @@ from fray.v2 import local_backend as april
 from fray.v2.client import client_of, detected_client
 from fray.v2.interface import Client, HostedActor, _current_client_var
 from fray.v2.iris import jobs as april_jobs
-from fray.v2.marin.version import SameInstances
+from fray.v2.marin.version import SameInstances, marin_function, marin_parameters
 from fray.v2.types import ActorConfig, JobRequest
 
 T = TypeVar("T")
@@ -37,6 +37,7 @@ class LocalActorGroup(april.LocalActorGroup[A_co], metaclass=SameInstances):
         return [index for index, actor in enumerate(self._actors) if actor.answers]
 
 
+@marin_parameters("max_threads")
 class LocalClient(april.LocalClient, metaclass=SameInstances):
     """Jobs and actors as threads of this process."""
 
@@ -45,6 +46,7 @@ class LocalClient(april.LocalClient, metaclass=SameInstances):
     _group_class = LocalActorGroup
     _actors_stay = True
 
+    @marin_function
     def submit(self, request: JobRequest, adopt_existing: bool = True) -> LocalJobHandle:
         """Run the job once in a thread. See `fray.v2.LocalClient.submit`."""
         job = super().submit(request, adopt_existing)
@@ -75,11 +77,13 @@ class IrisJobHandle(april_jobs.IrisJobHandle, metaclass=SameInstances):
         return super().logs(max_lines)
 
 
+@marin_parameters("controller_address workspace bundle_id")
 class FrayIrisClient(april_iris.FrayIrisClient, metaclass=SameInstances):
     """Jobs and actors on Iris. See `fray.v2.iris_backend.FrayIrisClient`."""
 
     _same_as = april_iris.FrayIrisClient
     _job_class = IrisJobHandle
+    submit = marin_function(april_iris.FrayIrisClient.submit)
 
 
 def current_client() -> Client:

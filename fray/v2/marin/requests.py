@@ -10,7 +10,7 @@ from typing import Any
 
 from fray.v2 import types as april
 from fray.v2.marin.resources import ResourceConfig
-from fray.v2.marin.version import SameInstances, marin_parameters
+from fray.v2.marin.version import SameInstances, marin_function, marin_parameters
 
 
 class SecretBehavior(StrEnum):
@@ -42,6 +42,7 @@ class EnvironmentConfig(april.EnvironmentConfig, metaclass=SameInstances):
     sync_packages: Sequence[str] = ()
 
 
+@marin_function
 def create_environment(
     workspace: str | None = None,
     docker_image: str | None = None,
@@ -77,6 +78,14 @@ def create_environment(
         setup_scripts=setup_scripts,
         sync_packages=list(sync_packages or ()),
     )
+
+
+@marin_parameters("max_concurrency max_restarts max_task_retries priority")
+@dataclass(frozen=True)
+class ActorConfig(april.ActorConfig, metaclass=SameInstances):
+    """Options of an actor: those of `fray.v2.ActorConfig`."""
+
+    _same_as = april.ActorConfig
 
 
 @marin_parameters(

@@ -6,7 +6,7 @@ import functools
 import inspect
 import opcode
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from fray.model.text import near_text
@@ -15,6 +15,7 @@ VERSION = "0.2.227"
 """Release of `marin-fray` whose interface the flat modules have."""
 
 T = TypeVar("T", bound=type)
+F = TypeVar("F", bound=Callable[..., Any])
 _IMPORT_FROM = opcode.opmap["IMPORT_FROM"]
 
 
@@ -48,9 +49,7 @@ def marin_parameters(text: str) -> Callable[[T], T]:
 
         @functools.wraps(init)
         def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-            for name in kwargs:
-                if name not in by_name:
-                    raise TypeError(f"{cls.__name__} has no parameter {name!r}{near_text(name, names)}{_followed()}")
+            _refuse_unknown(cls.__name__, kwargs, names)
             if len(args) > len(names):
                 raise TypeError(f"{cls.__name__} takes {len(names)} arguments, and {len(args)} are given")
             if twice := [name for name in names[: len(args)] if name in kwargs]:
@@ -63,6 +62,24 @@ def marin_parameters(text: str) -> Callable[[T], T]:
         return cls
 
     return decorate
+
+
+def marin_function(fn: F) -> F:
+    """Return the function with a TypeError that names `VERSION` for a keyword that it does not have."""
+    names = tuple(inspect.signature(fn).parameters)
+
+    @functools.wraps(fn)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        _refuse_unknown(fn.__qualname__, kwargs, names)
+        return fn(*args, **kwargs)
+
+    return checked  # type: ignore[return-value]
+
+
+def _refuse_unknown(where: str, kwargs: Mapping[str, Any], names: Sequence[str]) -> None:
+    for name in kwargs:
+        if name not in names:
+            raise TypeError(f"{where} has no parameter {name!r}{near_text(name, names)}{_followed()}")
 
 
 def unknown_name(module: str, names: Sequence[str]) -> Callable[[str], NoReturn]:
