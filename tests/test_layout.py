@@ -249,7 +249,7 @@ def test_an_allowed_import_is_not_reported(path: str, source: str) -> None:
 LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "aio": (("crossing",), ("mirror",), ("nouns",)),
     "api": (
-        ("async_block", "futures", "job_html", "objects", "on_failure", "usage"),
+        ("async_block", "futures", "history", "job_html", "objects", "on_failure", "usage"),
         ("jobs",),
         ("actors", "launch_options", "node_admin", "people_admin", "port_forward", "reservation"),
         ("scope",),
@@ -276,6 +276,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "audit_log",
             "blobs",
             "certificate_authority",
+            "history_tables",
             "join_tokens",
             "log_cache",
             "metrics",
@@ -380,7 +381,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("pool",),
         ("queue",),
         ("state",),
-        ("backfill", "effect_buffer"),
+        ("backfill", "effect_buffer", "history"),
         ("jobs",),
         ("reservations",),
         ("nodes", "preemption", "sessions"),

@@ -11,6 +11,7 @@ from fray.api.actors.handle import ActorHandle
 from fray.api.actors.host import ActorHost
 from fray.api.actors.queries import ActorQueries, actor_error_text, no_such_actor
 from fray.api.async_block import AsyncBlock
+from fray.api.history import HistoryQueries
 from fray.api.job_html import jobs_html
 from fray.api.jobs.job import (
     Job,
@@ -60,7 +61,7 @@ T = TypeVar("T")
 
 
 @short_tracebacks
-class Cluster(ExplainsMissing, ActorQueries, NodeAdmin, PeopleAdmin, ReservationApi, UsageQueries):
+class Cluster(ExplainsMissing, ActorQueries, NodeAdmin, PeopleAdmin, ReservationApi, UsageQueries, HistoryQueries):
     """Connection to a cluster. Made by `open_cluster`; in a job, `current_cluster()` is the job's own.
 
     What is launched here without a scope belongs to the connection: it ends with the driver or the job.

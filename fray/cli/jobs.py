@@ -333,21 +333,6 @@ def ended_as(attempt: AttemptInfo) -> str:
     return f"{attempt.cause.value} {attempt.exit_code}" if attempt.exit_code else attempt.cause.value
 
 
-async def events(cluster: Cluster, options: argparse.Namespace) -> int:
-    """Run ``fray events``."""
-    found = await cluster.events(await _find_id(cluster, options))
-    if options.json:
-        say_json(found)
-        return 0
-    max_width = max((len(event.what) for event in found), default=0)
-    for event in found:
-        when = clock(event.time)
-        first, *more = event.text.splitlines() or [""]
-        say([f"{when}  {event.what.ljust(max_width)}  {first}".rstrip()])
-        say(f"{' ' * (len(when) + max_width + 4)}{line}" for line in more)
-    return 0
-
-
 async def explain(cluster: Cluster, options: argparse.Namespace) -> int:
     """Run ``fray explain``."""
     try:
@@ -364,12 +349,12 @@ async def explain(cluster: Cluster, options: argparse.Namespace) -> int:
     return 0
 
 
-async def _find_id(cluster: Cluster, options: argparse.Namespace) -> str:
-    """Return the id of the job or reservation that the options name."""
+async def find_id(cluster: Cluster, options: argparse.Namespace, name: str) -> str:
+    """Return the id of the job or reservation of this name or id."""
     try:
-        return (await find(cluster, options.job, options)).job_id
+        return (await find(cluster, name, options)).job_id
     except NoSuchJob as unknown:
-        return (await _reservation(cluster, options.job, unknown)).reservation_id
+        return (await _reservation(cluster, name, unknown)).reservation_id
 
 
 async def _reservation(cluster: Cluster, name: str, unknown: NoSuchJob) -> ReservationInfo:

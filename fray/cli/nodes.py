@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fray.api.cluster import Cluster
 from fray.cli.formatting import (
@@ -13,6 +13,7 @@ from fray.cli.formatting import (
     span,
     table,
 )
+from fray.cli.history.gone import described_gone, gone_nodes, gone_table
 from fray.cli.jobs import namespace_text
 from fray.cli.output import (
     clock,
@@ -32,10 +33,13 @@ from fray.model.text import byte_size_text
 async def nodes(cluster: Cluster, options: argparse.Namespace) -> int:
     """Run ``fray nodes``."""
     found = await cluster.nodes()
+    gone = await gone_nodes(cluster, found) if options.all else []
     if options.json:
-        say_json(found)
-    else:
-        say(node_table(found, width()))
+        say_json({"nodes": found, "gone": gone} if options.all else found)
+        return 0
+    say(node_table(found, width()))
+    if gone:
+        say(["", *gone_table(gone, width())])
     return 0
 
 
@@ -86,14 +90,31 @@ async def show(cluster: Cluster, options: argparse.Namespace) -> int:
     found = {node.name: node for node in await cluster.nodes()}
     node = found.get(options.node)
     if node is None:
-        known = ", ".join(sorted(found)) or "none"
-        raise InvalidRequest(f"no machine named {options.node!r}; known machines: {known}")
+        return await _show_gone(cluster, options, found)
     running = await cluster.list_jobs("*", states=[JobState.RUNNING])
     jobs = [info for info in running if any(run.node == node.name for run in info.members)]
     if options.json:
         say_json({"node": node, "jobs": jobs})
     else:
         say(described(node, jobs, time.time(), width()))
+    return 0
+
+
+async def _show_gone(cluster: Cluster, options: argparse.Namespace, present: Iterable[str]) -> int:
+    """Show the last machine of this name that is gone, with all that ran there.
+
+    Raises:
+        InvalidRequest: there is none on record.
+    """
+    gone = await cluster.gone_nodes(node=options.node)
+    if not gone:
+        known = ", ".join(sorted(present)) or "none"
+        raise InvalidRequest(f"no machine named {options.node!r}; known machines: {known}")
+    ran = await cluster.attempts(node=options.node)
+    if options.json:
+        say_json({"gone": gone, "attempts": ran})
+    else:
+        say(described_gone(gone[-1], ran, width()))
     return 0
 
 

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from fray import __version__
+from fray.cli.history.options import add_events
 from fray.cli.parsing import Parser, Verbs, add_common, add_watch, one_job, verb, verb_group
 from fray.cli.rl.options import add_rl
 from fray.cli.run_options import add_run, add_what_if
@@ -41,7 +42,7 @@ def parser_of() -> Parser:
         _jobs,
         _groups,
         _show,
-        _events,
+        add_events,
         _explain,
         _logs,
         add_run,
@@ -107,10 +108,6 @@ def _show(verbs: Verbs) -> None:
             "  fray show train\n  fray show train-k3x9 --json",
         )
     )
-
-
-def _events(verbs: Verbs) -> None:
-    one_job(verb(verbs, "events", "jobs:events", "list the events of a job, in order", "  fray events train"))
 
 
 def _explain(verbs: Verbs) -> None:
@@ -218,7 +215,9 @@ def _usage(verbs: Verbs) -> None:
 
 
 def _nodes(verbs: Verbs) -> None:
-    verb(verbs, "nodes", "nodes:nodes", "list machines with their total and free resources", "  fray nodes")
+    text = "list machines with their total and free resources"
+    parser = verb(verbs, "nodes", "nodes:nodes", text, "  fray nodes\n  fray nodes --all")
+    parser.add_argument("--all", action="store_true", help="also machines that are gone: since when, and why")
 
 
 def _node(verbs: Verbs) -> None:

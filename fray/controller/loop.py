@@ -20,7 +20,7 @@ import trio
 from fray.controller.context import ControllerContext
 from fray.controller.restore import reload_state
 from fray.errors import ChannelFull, InternalError, StoreError
-from fray.scheduler.effects import ControllerStarted, Effect, Event, EventRecorded, EventRefused, Tick
+from fray.scheduler.effects import ControllerStarted, Effect, Event, EventRecorded, EventRefused, HistoryRecorded, Tick
 from fray.scheduler.step import step
 
 INBOX_LIMIT_EVENTS = 100_000
@@ -250,9 +250,10 @@ class Loop:
     def _save(self, effects: Sequence[Effect]) -> None:
         upserts, deletes = self._state.take_dirty()
         recorded = [effect.event for effect in effects if isinstance(effect, EventRecorded)]
+        history = [effect.record for effect in effects if isinstance(effect, HistoryRecorded)]
         # A turn that changed nothing (the report of a node's former incarnation) costs no transaction and no fsync.
         if upserts or deletes or recorded:
-            self._store.save(upserts, deletes, recorded, {"now": self.now})
+            self._store.save(upserts, deletes, recorded, {"now": self.now}, history)
         # After the save, so that the daemon's log never shows what a crash has undone.
         for event in recorded:
             # In the text as well: an embedded controller logs to the driver's handlers, which print nothing else.

@@ -62,7 +62,7 @@ async def _serve(options: Options, policy: Policy) -> None:
     # Here, so that `fray-controller --help` and bad usage need not wait for the import of the network.
     from fray.net.transports.websocket import WebSocketNetwork
 
-    store = Store(options.store)
+    store = Store(options.store, history_limit=options.history_limit)
     try:
         tokens = AcceptedTokens(make_token_reader(options))
         authority = _open_authority(options)

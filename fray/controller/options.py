@@ -12,6 +12,7 @@ from pathlib import Path
 from attrs import define, evolve, field
 
 from fray.controller.connections.validation import GRACE_LIMIT_S
+from fray.controller.history_tables import HISTORY_LIMIT
 from fray.controller.workspaces.bundles import BundleRetention
 from fray.errors import InvalidRequest
 from fray.model.environment import check_variable
@@ -33,6 +34,7 @@ KEEP_LIMIT_JOBS = 1_000_000
 KEEP_LEAST_S = 60.0
 KEEP_LEAST_GB = 0.01
 """More than one result of the largest size."""
+HISTORY_MOST = 100_000_000
 
 _log = logging.getLogger("fray.controller")
 
@@ -54,6 +56,7 @@ class Options:
     """Names of this machine besides its own addresses: ``HOST`` or ``HOST:PORT``."""
     ca_cert: Path | None = None
     ca_key: Path | None = None
+    history_limit: int = HISTORY_LIMIT
 
 
 def parse(argv: Sequence[str] | None) -> Options:
@@ -100,7 +103,15 @@ def parse(argv: Sequence[str] | None) -> Options:
         found.policy,
         tuple(map(check_name_of_machine, found.advertise or ())),
         *_given_authority(found.ca_cert, found.ca_key),
+        history_limit=_checked_history(found.keep_history),
     )
+
+
+def _checked_history(limit: int) -> int:
+    """Return the limit of ``--keep-history``. Raises InvalidRequest."""
+    if not 1 <= limit <= HISTORY_MOST:
+        raise InvalidRequest(f"--keep-history {limit} must be 1 to {HISTORY_MOST}")
+    return limit
 
 
 def _add_location(parser: argparse.ArgumentParser) -> None:
@@ -207,6 +218,14 @@ def _add_retention(parser: argparse.ArgumentParser) -> None:
         default=rules.results_limit_bytes / 1000**3,
         metavar="GB",
         help="gigabytes of results that are kept; those of the oldest jobs are dropped first (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--keep-history",
+        type=int,
+        default=HISTORY_LIMIT,
+        metavar="N",
+        help="ended attempts, and machines that are gone, that stay on record for fray history and fray nodes --all "
+        "(default: %(default)d of each)",
     )
     parser.add_argument(
         "--workspaces",

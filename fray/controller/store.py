@@ -21,12 +21,14 @@ from typing import Any, Literal, TypeAlias
 from attrs import frozen
 
 from fray.controller.blobs import BlobDict, BlobDirectory, Blobs, flush
+from fray.controller.history_tables import HISTORY_LIMIT, WINDOW, HistoryRecord, HistoryTables
 from fray.controller.workspaces.chunks import ChunkDict, ChunkDirectory, ChunkStore
 from fray.errors import MessageTooLarge, StoreError
 from fray.model.ids import BlobId, JobId
 from fray.model.messages.client import Event as LogEvent
 from fray.model.messages.session import VERSION
 from fray.model.specs import BLOB_LIMIT_BYTES
+from fray.model.text import encodable
 from fray.net.codec import to_json
 from fray.net.transport import Bytes
 
@@ -94,12 +96,18 @@ class Store:
     Args:
         path: the directory; made (mode 0700) if it does not exist.
         synchronous: as in SQLite. ``FULL`` survives a power cut; ``NORMAL`` and ``OFF`` only the end of the process.
+        history_limit: ended attempts, and machines that are gone, on record; the oldest are deleted.
 
     Raises:
         StoreError: in use by another controller, damaged, of another version of Fray, or not writable.
     """
 
-    def __init__(self, path: str | Path, synchronous: Literal["FULL", "NORMAL", "OFF"] = "FULL") -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        synchronous: Literal["FULL", "NORMAL", "OFF"] = "FULL",
+        history_limit: int = HISTORY_LIMIT,
+    ) -> None:
         self.path: Path | None = Path(path)
         self._lock: int | None = None
         try:
@@ -110,6 +118,7 @@ class Store:
             self._blobs: Blobs = BlobDirectory(self.path / "blobs")
             self.chunks: ChunkStore = ChunkDirectory(self.path / "workspaces")
             """Chunks of workspaces and large values; not part of the transactions."""
+            self.history = HistoryTables(self._db, self._select, history_limit)
         except (OSError, sqlite3.Error) as error:
             self._unlock()
             raise StoreError(f"store {self.path} cannot be used: {error}") from error
@@ -132,6 +141,7 @@ class Store:
         # Nothing of this cluster outlives its driver, so nothing is flushed.
         store.chunks = ChunkDict() if workspaces is None else ChunkDirectory(workspaces, durable=False)
         store._db = _create_tables(_connect(":memory:"))
+        store.history = HistoryTables(store._db, store._select)
         return store
 
     def __repr__(self) -> str:
@@ -165,6 +175,7 @@ class Store:
         deletes: Iterable[tuple[str, str]] = (),
         events: Sequence[LogEvent] = (),
         meta: Mapping[str, Any] | None = None,
+        history: Sequence[HistoryRecord] = (),
     ) -> None:
         """Save in one transaction: all of it is on disk when this returns, or none of it.
 
@@ -185,6 +196,7 @@ class Store:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 self._write(rows, deletes, events, meta or {})
+                self.history.add(history)
                 self._db.execute("COMMIT")
             except BaseException:
                 # On a full disk SQLite may have rolled back by itself, and ROLLBACK without a transaction is an error.
@@ -223,7 +235,7 @@ class Store:
             return
         self._db.executemany(
             "INSERT INTO events (time, job, what, text) VALUES (?, ?, ?, ?)",
-            [(event.time, _encodable(event.job), _encodable(event.what), _encodable(event.text)) for event in events],
+            [(event.time, encodable(event.job), encodable(event.what), encodable(event.text)) for event in events],
         )
         # Trimmed once in 1,000 events and not in each transaction: the ids count up without gaps, so that no COUNT is
         # needed.
@@ -249,6 +261,20 @@ class Store:
             limit,
         )
         return tuple(LogEvent(time=t, job=j, what=what, text=text) for t, j, what, text in reversed(rows))
+
+    def all_events(self, after: int, since: float) -> tuple[tuple[LogEvent, ...], int]:
+        """Return the next `WINDOW` events, and the row after which to continue; 0 if these were the last.
+
+        Args:
+            after: row of the page before; 0: begin with the first event since ``since``.
+        """
+        start = after or self.history.first_since("events", "time", since) - 1
+        rows = self._select(
+            "SELECT time, job, what, text FROM events WHERE id > ? AND id <= ? ORDER BY id", start, start + WINDOW
+        )
+        end = self._select("SELECT max(id) FROM events")[0][0] or 0
+        found = tuple(LogEvent(time=t, job=j, what=what, text=text) for t, j, what, text in rows)
+        return found, 0 if start + WINDOW >= end else start + WINDOW
 
     def _select(self, query: str, *values: object) -> list[Any]:
         try:
@@ -291,11 +317,6 @@ class Store:
     def blobs(self) -> set[BlobId]:
         """Return the ids of all blobs."""
         return self._blobs.all()
-
-
-def _encodable(text: str) -> str:
-    """Return text that SQLite can store: messages of user code may contain half a surrogate pair."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 # The database --------------------------------------------------------------------------------------------------------

@@ -125,3 +125,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 def _caret(found: re.Match[str]) -> str:
     code = ord(found[0])
     return f"^{chr(code ^ 64)}" if code < 128 else f"\\x{code:02x}"
+
+
+def encodable(text: str) -> str:
+    """Return text that SQLite can store: messages of user code may contain half a surrogate pair."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -36,6 +36,7 @@ from fray.model.messages import (
     bundles,
     calls,
     client,
+    history,
     machine_groups,
     maintenance,
     node,
@@ -218,7 +219,7 @@ def _classes(module: ModuleType) -> dict[str, type]:
 # Only these classes, and not any class of the model: a peer chooses what is instantiated here.
 MESSAGES: dict[str, type] = {
     name: cls
-    for module in (client, node, calls, tunnels, bundles, machine_groups, maintenance, usage, people, session)
+    for module in (client, node, calls, tunnels, bundles, history, machine_groups, maintenance, usage, people, session)
     for name, cls in sorted(_classes(module).items())
 }
 """Classes that may be the body of a control frame, by name."""

@@ -13,6 +13,7 @@ from fray.errors import FrayError
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, NodeName, SessionId
 from fray.model.messages.client import Event as LogEvent
 from fray.model.messages.client import Jobs, Reservations
+from fray.model.messages.history import AttemptRecord, NodeRecord
 from fray.model.reservations import ReservationId, ReservationInfo
 from fray.model.specs import JobInfo
 from fray.scheduler.effects import (
@@ -22,6 +23,7 @@ from fray.scheduler.effects import (
     Effect,
     EventRecorded,
     FleetChanged,
+    HistoryRecorded,
     JobInfoChanged,
     NamesChanged,
     ProbeWanted,
@@ -45,8 +47,8 @@ LARGE_GANG_UPDATES = 16
 
 
 class EffectBuffer:
-    """Effects of one step, in this order: events, desired attempts, probes, replies, refusals, jobs, reservations,
-    names, late replies, sessions, blobs."""
+    """Effects of one step, in this order: events, history, desired attempts, probes, replies, refusals, jobs,
+    reservations, names, late replies, sessions, blobs."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -59,6 +61,7 @@ class EffectBuffer:
         """Members of job groups that run or restart, and (True) those that have ended, for
         `groups.apply_member_changes`."""
         self._events: list[Effect] = []
+        self._history: list[Effect] = []
         # Dictionaries instead of sets: iteration in the order of insertion, so that the same events give the same
         # effects in the same order in every process. Sets of strings are ordered by a hash that differs between
         # processes.
@@ -78,6 +81,10 @@ class EffectBuffer:
     def log_event(self, job_id: JobId, what: str, text: str = "") -> None:
         """Add a line to the event log; ``job_id`` is empty for events of machines and sessions."""
         self._events.append(EventRecorded(event=LogEvent(time=self.state.now, job=job_id, what=what, text=text)))
+
+    def record(self, record: AttemptRecord | NodeRecord) -> None:
+        """Add a row to the history."""
+        self._history.append(HistoryRecorded(record=record))
 
     def desired_changed(self, attempt: AttemptRow) -> None:
         """Send the attempt's node its desired state at the end of the step."""
@@ -164,6 +171,7 @@ class EffectBuffer:
         gone = tuple(blob for blob in self._blobs if not self.state.is_blob_used(blob))
         return [
             *self._events,
+            *self._history,
             *(
                 self._desired_effect(node, attempts)
                 for node, attempts in self._desired.items()

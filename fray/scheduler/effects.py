@@ -14,6 +14,7 @@ from fray.errors import FrayError
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeName, SessionId
 from fray.model.messages.client import Event as LogEvent
 from fray.model.messages.client import Launch, ProcessMark, Register, Role
+from fray.model.messages.history import AttemptRecord, NodeRecord
 from fray.model.messages.node import NodeHello, ObservedState
 from fray.model.policy.machine_groups import ErrorKind, SeenMachine
 from fray.model.policy.policy import Policy
@@ -395,6 +396,13 @@ class EventRecorded:
 
 
 @frozen(kw_only=True)
+class HistoryRecorded:
+    """A row for the history, which the scheduler does not need itself: an attempt or a machine has ended."""
+
+    record: AttemptRecord | NodeRecord
+
+
+@frozen(kw_only=True)
 class EventRefused:
     """An event could not be handled, because of a defect of the controller: the state is as it was before it.
 
@@ -417,5 +425,6 @@ Effect: TypeAlias = (
     | FleetChanged
     | DeleteBlobs
     | EventRecorded
+    | HistoryRecorded
     | EventRefused
 )

@@ -281,6 +281,11 @@ class SimController:
         self._backup = sqlite3.connect(":memory:")
         self._store._db.backup(self._backup)
 
+    @property
+    def store(self) -> Store:
+        assert self._store is not None
+        return self._store
+
     async def restore(self) -> None:
         """Kill the controller, and start another one on the backup, as ``fray backup --restore`` prepares it."""
         await self.crash()

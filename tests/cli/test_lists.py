@@ -14,6 +14,7 @@ import pytest
 
 from fray.cli import output
 from fray.cli.formatting import LEAST, NAMES, table
+from fray.cli.history.gone import described_gone, gone_table
 from fray.cli.jobs import job_table, tree
 from fray.cli.logs import print_log_line
 from fray.cli.machines import group_table, machine_table
@@ -24,6 +25,7 @@ from fray.cli.queue import queue_table
 from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.log_records import LogLine
 from fray.model.messages.client import NodeInfo
+from fray.model.messages.history import AttemptRecord, NodeRecord
 from fray.model.messages.machine_groups import GroupInfo, MachineInfo
 from fray.model.messages.usage import QueueEntry, QueueInfo
 from fray.model.specs import AttemptInfo, JobInfo, JobState
@@ -155,6 +157,43 @@ def test_what_is_copied_is_shown_whole_and_lines_fit(width: int) -> None:
     assert all(any(info.actor_id in line for line in lists["fray actors"]) for info in ACTORS)
     assert any("sweep-m2n3p4q5r6s7 " in line for line in lists["fray queue"])
     assert any("fray-2c9a-v5e-spot-0017 " in line for line in lists["fray machines"])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_machines_that_are_gone_fit_and_show_what_ran_there(width: int) -> None:
+    machine = NodeRecord(
+        node="gpu-7.lab.example",
+        incarnation="i",
+        kind="h100",
+        devices=8,
+        cpu_milli=64_000,
+        memory_bytes=256 * 1024**3,
+        joined_at=NOW,
+        gone_at=NOW + 7200,
+        reason="the machine has ended the connection, and nothing dials again: its process was killed",
+    )
+    ran = AttemptRecord(
+        attempt_id="prod/trainer-k3x9m2p4q5r6:0:0",
+        job_id="prod/trainer-k3x9m2p4q5r6",
+        name="prod/trainer",
+        user="ada.lovelace@example.com",
+        namespace="prod",
+        band="batch",
+        node=machine.node,
+        machine="h100",
+        cpu_milli=1000,
+        memory_bytes=0,
+        placed_at=NOW,
+        ended_at=NOW + 3600,
+        cause="machine_lost",
+    )
+    lines = gone_table([machine], width)
+    assert all(len(line) <= width for line in lines)
+    assert lines[1].startswith("gpu-7.lab.example ")
+    shown = described_gone(machine, [ran], width)
+    assert any("prod/trainer-k3x9m2p4q5r6:0:0" in line and "machine_lost" in line for line in shown)
+    assert "nothing ran there" in described_gone(machine, [], width)
+    assert "ran there; the last 50 of 51 attempts:" in described_gone(machine, [ran] * 51, width)
 
 
 def test_names_are_whole_or_absent_and_text_is_cut_first() -> None:

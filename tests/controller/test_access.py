@@ -15,7 +15,7 @@ from fray.controller.connections.access import FILTERED, NARROWED, OF_SENDER
 from fray.controller.connections.client_requests import HANDLERS
 from fray.errors import FrayError, ProtocolMismatch, Refused, Unauthorized
 from fray.model.access.roles import ACCESS, Access, AccessRole, access_of, table_lines
-from fray.model.messages import bundles, client, machine_groups, maintenance, node, people, tunnels, usage
+from fray.model.messages import bundles, client, history, machine_groups, maintenance, node, people, tunnels, usage
 from fray.model.messages.client import ActorEndpoint, Role
 from fray.model.messages.large_values import value_name
 from fray.model.reservations import ReservationSpec
@@ -119,6 +119,9 @@ SAMPLES: dict[type, Callable[[Side], Any]] = {
     maintenance.WhatIf: lambda side: maintenance.WhatIf(job=_program("forecast", "")),
     usage.GetQueue: lambda side: usage.GetQueue(),
     usage.GetUsage: lambda side: usage.GetUsage(),
+    history.GetAttempts: lambda side: history.GetAttempts(),
+    history.GetNodeHistory: lambda side: history.GetNodeHistory(),
+    history.FindEvents: lambda side: history.FindEvents(),
     bundles.OfferBundle: lambda side: bundles.OfferBundle(bundle="a" * 64, parts=("b" * 64,), size_bytes=10),
     bundles.PutChunk: lambda side: bundles.PutChunk(chunk=blob_id(b"chunk")),
     bundles.OfferValue: lambda side: bundles.OfferValue(value=side.value, size_bytes=5, parts=(side.chunk,)),
@@ -277,7 +280,7 @@ ENDS_SOMETHING = {
 """Requests that end what the next one would be about: each of them gets a cluster of its own."""
 
 
-NAMELESS = (client.ListGroups, client.ListNodes, maintenance.WhatIf)
+NAMELESS = (client.ListGroups, client.ListNodes, history.GetNodeHistory, maintenance.WhatIf)
 """Requests whose answers name others only in what `tests/controller/test_hidden_names.py` is about."""
 
 

@@ -67,7 +67,7 @@ class Witnessed(Store):
         store.diary, store.broken = [], False
         return store
 
-    def save(self, upserts: Any = (), deletes: Any = (), events: Any = (), meta: Any = None) -> None:
+    def save(self, upserts: Any = (), deletes: Any = (), events: Any = (), meta: Any = None, history: Any = ()) -> None:
         if self.broken:
             raise StoreError("the disk is full")
         upserts = list(upserts)

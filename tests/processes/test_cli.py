@@ -209,6 +209,21 @@ def test_events_and_explain_show_what_happened_and_why(run: Fray, jobs: dict[str
     assert run("explain", "lab/huge", "--json").json["state"] == "pending"
 
 
+def test_events_of_all_jobs_are_found_by_machine_user_and_time(run: Fray, jobs: dict[str, str]) -> None:
+    found = run("events", "--node", "alpha", "--json").json
+    assert found[0]["what"] == "node joined"
+    assert {"placed", "node joined"} <= {event["what"] for event in found}
+    lines = run("events", "--node", "alpha").out.splitlines()
+    assert "node joined" in lines[0]
+    assert run("events", "--user", "nemo", "--json").json == []
+    assert len(run("events", "--limit", "2", "--json").json) == 2
+    assert (
+        run("events", "--job", "lab/broken", "--node", "alpha", "--since", "1h", "--json").json[0]["what"] == "placed"
+    )
+    assert "the job is named already" in run("events", "lab/broken", "--user", "ada").err
+    assert run("events", "--since", "soon").code == 2
+
+
 def test_a_machine_is_let_in_by_a_token_that_is_printed(run: Fray) -> None:
     assert run("token", "--for-machine", "v5e-9").out.startswith("join:v5e-9:1:")
     token = run("token", "--for-machine", "v5e-9", "--hosts", "4", "--life-s", "60", "--json").json

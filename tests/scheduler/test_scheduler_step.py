@@ -15,6 +15,7 @@ from fray.scheduler.effects import (
     CloseSession,
     DesiredAttemptsChanged,
     EventRecorded,
+    HistoryRecorded,
     JobInfoChanged,
     NamesChanged,
     Reply,
@@ -49,7 +50,8 @@ def test_effects_come_in_one_order_and_each_once(scheduler: Cluster) -> None:
     scheduler.process("a:0:0")
     scheduler.register("x", "token", "s-a:0:0")
     kinds = [type(effect) for effect in scheduler.see("a:0:0", ended()) if not isinstance(effect, EventRecorded)]
-    assert kinds == [DesiredAttemptsChanged, JobInfoChanged, NamesChanged, NamesChanged, CloseSession]
+    order = [HistoryRecorded, DesiredAttemptsChanged, JobInfoChanged, NamesChanged, NamesChanged, CloseSession]
+    assert kinds == order
 
 
 def test_the_reply_to_a_launch_shows_what_the_step_made_of_it(scheduler: Cluster) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -134,6 +135,7 @@ def final(scenario: Scenario) -> None:
     _all_accepted_ended(scenario, running.state)
     _reservations_ended(scenario, running.state)
     _outcomes_stand(scenario, running.state)
+    _history_is_whole(scenario, running.state)
     _nothing_is_held(scenario, running.state)
     _preemptions_had_effect(scenario, running.state)
     _the_dead_were_dead(scenario, running.state)
@@ -190,6 +192,27 @@ def _outcomes_stand(scenario: Scenario, state: State) -> None:
         outcomes.add((job_info(state, job_id).state, job.outcome.cause, job.outcome.value))
         if len({each[:2] for each in outcomes}) > 1 or len({each[2] for each in outcomes if each[2]}) > 1:
             scenario.truth.breach("P4", f"{job_id} has had several outcomes: {sorted(map(str, outcomes))}")
+
+
+def _history_is_whole(scenario: Scenario, state: State) -> None:
+    """P7: check that the history has one record of each end, whatever happened to the controller, and the right one."""
+    tables = scenario.sim.controller.store.history
+    records, after = tables.attempts(0, 0.0)
+    while after:
+        page, after = tables.attempts(after, 0.0)
+        records += page
+    # Ids of jobs that were forgotten may be used again; times are not.
+    for (attempt_id, _), count in Counter((one.attempt_id, one.placed_at) for one in records).items():
+        if count > 1:
+            scenario.truth.breach("P7", f"the history has {count} records of the end of {attempt_id}")
+    ends = {one.attempt_id: (one.node, one.placed_at, one.ended_at, one.cause, one.user) for one in records}
+    for attempt_id, row in state.attempts.items():
+        if row.living or row.outcome is None:
+            continue
+        user = state.jobs[row.job_id].spec.user
+        end = (row.node, row.placed_at, row.ended_at, row.outcome.cause.value, user)
+        if ends.get(attempt_id) != end:
+            scenario.truth.breach("P7", f"{attempt_id} ended as {end}; the history has {ends.get(attempt_id)}")
 
 
 def _preemptions_had_effect(scenario: Scenario, state: State) -> None:

@@ -9,7 +9,7 @@ What lives where; each part imports only parts above it:
 - `hub`: the gateway as one connection sees it.
 - `client_logs`: the feed of new log lines, and the logs of one client. `client_updates`: what waits to be sent to it.
 - `keys`: which keys count at the listeners.
-- `client`, `client_requests`, `people_requests`: the connection of one client, and a function for each request.
+- `client`, `client_requests`, `people_requests`, `history_requests`: one client, and a function for each request.
 - `node`: the connection of one node.
 - `defects`: what follows when an event, an effect or the task of a connection fails.
 - `gateway`: greetings, and from effects of the scheduler to connections.

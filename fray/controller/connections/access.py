@@ -21,7 +21,7 @@ from fray.errors import NoSuchJob, ProtocolMismatch, Unauthorized
 from fray.model.access.roles import ACCESS, Access, Identity, access_of
 from fray.model.ids import ANONYMOUS_PREFIX, ActorId, BlobId, JobId, Namespace, split_actor_id, split_attempt
 from fray.model.job_groups import JobGroupInfo
-from fray.model.messages import bundles, client, people, usage
+from fray.model.messages import bundles, client, history, people, usage
 from fray.model.messages.maintenance import WhatIf
 from fray.model.messages.node import ReadLog
 from fray.model.messages.tunnels import OpenTunnel
@@ -96,6 +96,11 @@ class AccessScope:
         """Return whether a job on record is own; an unknown one is not."""
         job, past = self._state.jobs.get(job_id), self._state.job_tombstones.get(job_id)
         return self.has_job(job) if job is not None else past is not None and self.has_namespace(past.namespace)
+
+    def has_attempt(self, job_id: JobId, user: str, namespace: Namespace) -> bool:
+        """Return whether a recorded attempt is own; its job may have been forgotten."""
+        is_same_person = self._job_id is None and user == self.user
+        return is_same_person or self.has_namespace(namespace) or self.has_job_id(job_id)
 
     def has_session(self, name: str) -> bool:
         """Return whether a driver's or job's session is own."""
@@ -448,6 +453,7 @@ finds, names), or are about the sender by themselves (its session, its checkpoin
 FILTERED = (
     *(client.FindJob, client.ListJobs, client.ListGroups, client.ListReservations, client.ListActors),
     *(client.FindActor, people.ListNamespaces, usage.GetQueue, usage.GetUsage, client.ListNodes, WhatIf),
+    *(history.GetAttempts, history.GetNodeHistory, history.FindEvents),
 )
 """Requests whose answers are filtered, where they are made or by `fray.controller.connections.hide_others`."""
 OF_SENDER = (

@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import evolve
 
-from fray.controller.connections import people_requests
+from fray.controller.connections import history_requests, people_requests
 from fray.controller.connections.access import AccessScope, job_of, scope_for
 from fray.controller.connections.client import Answer, ClientConnection
 from fray.controller.connections.validation import (
@@ -28,7 +28,7 @@ from fray.model.actors import ActorInfo
 from fray.model.ids import BlobId, Namespace, check_name
 from fray.model.job_groups import JobGroupInfo
 from fray.model.messages import client as messages
-from fray.model.messages import machine_groups, maintenance, people, usage
+from fray.model.messages import history, machine_groups, maintenance, people, usage
 from fray.model.messages.bundles import FetchChunk, FetchValue, OfferBundle, OfferValue, PutChunk
 from fray.model.messages.node import ReadLog
 from fray.model.specs import JobInfo
@@ -547,6 +547,9 @@ HANDLERS: dict[type, Callable[[ClientConnection, int, Any, Sequence[Bytes]], Ans
     maintenance.WhatIf: what_if,
     usage.GetQueue: get_queue,
     usage.GetUsage: get_usage,
+    history.GetAttempts: history_requests.get_attempts,
+    history.GetNodeHistory: history_requests.get_node_history,
+    history.FindEvents: history_requests.find_events,
     OfferBundle: handle_bundle,
     PutChunk: handle_bundle,
     OfferValue: handle_bundle,

@@ -17,6 +17,7 @@ from attrs import evolve
 from fray.controller.connections.access import AccessScope
 from fray.model.ids import JobId, split_attempt
 from fray.model.messages import client as messages
+from fray.model.messages.history import EventPage, NodeHistory
 from fray.model.messages.maintenance import Forecast
 from fray.model.messages.usage import QueueInfo, TenantUsage, UsageInfo, UsageSample
 from fray.model.specs import JobInfo
@@ -137,8 +138,12 @@ def _explanation(hidden: HiddenNames, message: messages.Text) -> messages.Text:
     return evolve(message, text=f"{text}\n{amounts}" if amounts else text)
 
 
-def _events(hidden: HiddenNames, message: messages.Events) -> messages.Events:
+def _events(hidden: HiddenNames, message: Any) -> Any:
     return evolve(message, events=tuple(evolve(one, text=hidden.text(one.text)) for one in message.events))
+
+
+def _node_history(hidden: HiddenNames, message: NodeHistory) -> NodeHistory:
+    return evolve(message, nodes=tuple(evolve(one, reason=hidden.text(one.reason)) for one in message.nodes))
 
 
 def _jobs(hidden: HiddenNames, message: messages.Jobs) -> messages.Jobs:
@@ -211,6 +216,8 @@ def _own_share(sample: UsageSample, user: str) -> dict[str, float]:
 _BY_CLASS: dict[type, Callable[[HiddenNames, Any], Any]] = {
     messages.Text: _explanation,
     messages.Events: _events,
+    EventPage: _events,
+    NodeHistory: _node_history,
     messages.Jobs: _jobs,
     messages.JobChanged: lambda hidden, message: evolve(message, job=hidden.job(message.job)),
     messages.JobGroups: _groups,

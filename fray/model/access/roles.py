@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from attrs import frozen
 
-from fray.model.messages import bundles, client, machine_groups, maintenance, node, people, tunnels, usage
+from fray.model.messages import bundles, client, history, machine_groups, maintenance, node, people, tunnels, usage
 
 
 class AccessRole(StrEnum):
@@ -77,6 +77,7 @@ _ROWS: dict[str, tuple[type, ...]] = {
         *(client.WatchReservation, client.ListReservations),
         *(client.ListActors, client.FindActor),
         *(usage.GetQueue, usage.GetUsage, client.ListNodes, maintenance.WhatIf),
+        *(history.GetAttempts, history.GetNodeHistory, history.FindEvents),
     ),
     "yoyyoy-": (bundles.FetchValue, bundles.FetchChunk),
     "-yyyy--": (bundles.OfferBundle,),

@@ -1,7 +1,8 @@
 """Control messages: bodies of request, reply and notice frames, by the pair of processes that exchange them.
 
 - `session`: hello, welcome, refusal and goodbye of every channel.
-- `client`: drivers, jobs and tools with the controller; `usage`, `maintenance` and `machine_groups` are parts of it.
+- `client`: drivers, jobs and tools with the controller; `usage`, `history`, `maintenance` and `machine_groups` are
+  parts of it.
 - `people`: users, keys, namespaces and the audit log; requests of clients, too.
 - `node`: nodes with the controller (desired state down, observed state up, logs, metrics).
 - `bundles`: workspaces on their way from drivers through the controller to nodes.

@@ -132,4 +132,5 @@ def _tombstone(job: JobRow) -> JobTombstone:
         had_value=job.outcome.value is not None or job.value_forgotten,
         ended_at=job.ended_at or 0.0,
         order=job.order,
+        user=job.spec.user,
     )

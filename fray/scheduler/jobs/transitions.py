@@ -12,6 +12,7 @@ from fray.model.gangs import port_names
 from fray.model.ids import JobId, SessionId, attempt_id
 from fray.model.specs import EndReason, EntryKind, JobSpec, JobState, ObservedAttempt, Outcome
 from fray.scheduler.effect_buffer import EffectBuffer
+from fray.scheduler.history import attempt_record
 from fray.scheduler.jobs.node_faults import score_attempt_end
 from fray.scheduler.jobs.registry import drop_incarnation
 from fray.scheduler.jobs.retention import (
@@ -263,6 +264,8 @@ def end_attempt(
     attempt.phase = next_phase(ATTEMPT_TABLE, attempt.phase, observation)
     attempt.outcome = outcome
     attempt.ended_at = state.now if at is None else at
+    # Before the share is released, which ends loans to and by the attempt.
+    out.record(attempt_record(state, attempt))
     # Referred to from here on; the event's pin on it ends with this batch.
     state.blob_refs.add(outcome.value)
     # Capacity is free from here on, and the rest of this step may place others there.

@@ -13,6 +13,7 @@ from fray.model.messages.node import NodeHello, ObservedState
 from fray.model.specs import ObservedAttempt, Phase
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import AttemptAnnotated, NodeDied, NodeJoined, NodeReported, NodeSilent
+from fray.scheduler.history import node_record
 from fray.scheduler.jobs.registry import refresh_actors_on_node
 from fray.scheduler.jobs.transitions import (
     mark_attempt_lost,
@@ -40,10 +41,11 @@ def on_node_joined(state: State, event: NodeJoined, out: EffectBuffer) -> None:
         node.host = hello.host
         _rejoined(state, out, node)
         return
-    fresh = _new_node(hello)
+    fresh = _new_node(hello, state.now)
     if node is not None:
         # A `fray-node` ends its attempts when it ends, so another incarnation proves that they are gone.
         _give_up(state, out, node, f"the node {node.name} was restarted", last_seen_at(state, node))
+        out.record(node_record(node, last_seen_at(state, node), "its process was replaced by a new one"))
         fresh.cordon = _cordon_after_end(state, node)
         quarantine.carry_over(node, fresh)
     state.put_node(fresh)
@@ -61,13 +63,14 @@ def _cordon_after_end(state: State, node: Node) -> Cordon | None:
     return evolve(cordon, until=None, drained_at=state.now if cordon.drain else None)
 
 
-def _new_node(hello: NodeHello) -> Node:
+def _new_node(hello: NodeHello, now: float) -> Node:
     return Node(
         name=hello.node,
         incarnation=hello.incarnation,
         boot_id=hello.boot_id,
         capacity=hello.capacity,
         host=hello.host,
+        joined_at=now,
         process=hello.process,
         # A process that has just started holds nothing, and can be given work at once. One that holds attempts of which
         # this controller does not know has to report them first, or devices would be given twice.
@@ -223,6 +226,7 @@ def on_node_died(state: State, event: NodeDied, out: EffectBuffer) -> None:
     if node is None or node.incarnation != event.incarnation:
         return
     _give_up(state, out, node, f"the node {node.name} is gone: {event.reason}", last_seen_at(state, node))
+    out.record(node_record(node, last_seen_at(state, node), event.reason))
     # Its cordon or quarantine holds for the machine: a new process under the name would otherwise begin without it.
     node.cordon = _cordon_after_end(state, node)
     if _stays_on_record(state, node):
@@ -280,6 +284,7 @@ def on_tick(state: State, out: EffectBuffer) -> None:
 
 def _on_time_limit(state: State, out: EffectBuffer, node: Node) -> None:
     if node.phase is NodePhase.LOST:
+        out.record(node_record(node, node.silent_since, "it fell silent, and did not come back"))
         state.drop_node(node)
         return
     node.phase = next_phase(NODE_TABLE, node.phase, NodeEvent.TIMED_OUT)

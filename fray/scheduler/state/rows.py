@@ -256,6 +256,8 @@ class Node:
     boot_id: str
     capacity: Capacity
     host: str = ""
+    joined_at: float = 0.0
+    """Time at which this incarnation joined; 0: before a release that records it."""
     process: ProcessMark | None = None
     phase: NodePhase = NodePhase.ALIVE
     silent_since: float = 0.0
@@ -381,6 +383,7 @@ class JobTombstone:
     message: str = ""
     exit_code: int | None = None
     had_value: bool = False
+    user: str = ""
 
 
 @define(kw_only=True)

@@ -1,0 +1,97 @@
+"""Queries about the past of a cluster: attempts that have ended, machines that are gone, and all events."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+from attrs import evolve
+
+from fray.model.ids import Namespace, NodeName
+from fray.model.messages.client import Event
+from fray.model.messages.history import (
+    AttemptPage,
+    AttemptRecord,
+    EventPage,
+    FindEvents,
+    GetAttempts,
+    GetNodeHistory,
+    NodeHistory,
+    NodeRecord,
+)
+from fray.runtime.runtime import Runtime
+
+
+class HistoryQueries:
+    """Queries of a `Cluster` about its past. Users with the role ``user`` get what is their own."""
+
+    _runtime: Runtime
+
+    async def attempts(
+        self,
+        *,
+        user: str = "",
+        namespace: Namespace = "",
+        job: str = "",
+        node: NodeName = "",
+        since_s: float | None = None,
+    ) -> list[AttemptRecord]:
+        """Return attempts with what they held of their machines, by the time of placement: those that live, and those
+        that have ended, also of jobs that the cluster has forgotten otherwise.
+
+        Args:
+            user, namespace, node: only those of these.
+            job: only those of jobs of this id or name.
+            since_s: only those that lived in the last so many seconds. Default: all on record (200,000, unless the
+                controller was started with another ``--keep-history``).
+        """
+        query = GetAttempts(user=user, namespace=namespace, job=job, node=node, since=_time_before(since_s))
+        # By id: one that ends between two pages is on both, with its end on the second.
+        found: dict[str, AttemptRecord] = {}
+        while True:
+            page = await self._runtime.client.request(query)
+            assert isinstance(page, AttemptPage)
+            found |= {one.attempt_id: one for one in page.attempts}
+            if not page.cursor:
+                break
+            query = evolve(query, cursor=page.cursor)
+        in_time = (one for one in found.values() if one.ended_at is None or one.ended_at >= query.since)
+        return sorted(in_time, key=lambda one: (one.placed_at, one.attempt_id))
+
+    async def gone_nodes(self, *, node: NodeName = "", since_s: float | None = None) -> list[NodeRecord]:
+        """Return machines that have left, died or were given up, the oldest end first; at most the 1,000 newest.
+
+        A ``fray-node`` that was started again is a machine that joined, and its former process one that is gone.
+
+        Args:
+            node: only machines of this name.
+            since_s: only those that are gone since so many seconds. Default: all on record.
+        """
+        reply = await self._runtime.client.request(GetNodeHistory(node=node, since=_time_before(since_s)))
+        assert isinstance(reply, NodeHistory)
+        return list(reply.nodes)
+
+    async def find_events(
+        self, *, user: str = "", node: NodeName = "", since_s: float | None = None, limit: int = 1_000
+    ) -> list[Event]:
+        """Return events of jobs, reservations and machines, in order.
+
+        Args:
+            user: only events of jobs of this user.
+            node: only events that name this machine.
+            since_s: only those of the last so many seconds. Default: all on record.
+            limit: the newest so many; 0: all.
+        """
+        found: deque[Event] = deque(maxlen=limit or None)
+        since, cursor = _time_before(since_s), 0
+        while True:
+            page = await self._runtime.client.request(FindEvents(user=user, node=node, since=since, cursor=cursor))
+            assert isinstance(page, EventPage)
+            found += page.events
+            cursor = page.cursor
+            if not cursor:
+                return list(found)
+
+
+def _time_before(since_s: float | None) -> float:
+    return 0.0 if since_s is None else max(0.0, time.time() - since_s)

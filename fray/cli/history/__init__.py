@@ -1,0 +1,6 @@
+"""Verbs about the past of a cluster.
+
+events      ``fray events``: of one job, or of jobs and machines by user, machine and time
+gone        ``fray nodes --all``, and ``fray node show`` of a machine that is gone
+options     their options; it imports only argparse
+"""

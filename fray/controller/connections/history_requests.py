@@ -1,0 +1,119 @@
+"""Requests of clients about the past: attempts, machines that are gone, and events of the whole cluster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fray.controller.connections.access import AccessScope, scope_for
+from fray.errors import InvalidRequest
+from fray.model.messages.client import Event
+from fray.model.messages.history import (
+    AttemptPage,
+    AttemptRecord,
+    EventPage,
+    FindEvents,
+    GetAttempts,
+    GetNodeHistory,
+    NodeHistory,
+)
+from fray.net.transport import Bytes
+from fray.scheduler.history import attempt_record
+from fray.scheduler.state.state import State
+
+if TYPE_CHECKING:
+    from fray.controller.connections.client import ClientConnection
+
+LIVING = 500
+"""Living attempts on one page, and those of one machine more."""
+_LIVING, _ENDED = "living ", "ended "
+_OF_MACHINES = ("node", "devices", "quarantine", "probe", "machine", "group", "zone")
+"""First words of the kinds of events about machines, which all clients may see. Others without a job name drivers."""
+
+
+def get_attempts(client: ClientConnection, ref: int, message: GetAttempts, blobs: Sequence[Bytes]) -> Any:
+    """Answer with a page of attempts.
+
+    Raises:
+        InvalidRequest: the cursor was not in an answer.
+    """
+    if message.cursor.startswith(_ENDED) and message.cursor.removeprefix(_ENDED).isdecimal():
+        page = _ended(client, message, int(message.cursor.removeprefix(_ENDED)))
+    elif not message.cursor or message.cursor.startswith(_LIVING):
+        page = _living(client, message)
+    else:
+        raise InvalidRequest(f"cursor={message.cursor!r}: send that of the page before")
+    scope = scope_for(client, GetAttempts)
+    if scope is None:
+        return page, ()
+    own = tuple(one for one in page.attempts if scope.has_attempt(one.job_id, one.user, one.namespace))
+    return AttemptPage(attempts=own, cursor=page.cursor), ()
+
+
+def _living(client: ClientConnection, message: GetAttempts) -> AttemptPage:
+    # By machine: an attempt stays on its own, so that none is left out between two pages.
+    state, last = client.context.state, message.cursor.removeprefix(_LIVING)
+    names = sorted(name for name in state.nodes if name > last)
+    found: list[AttemptRecord] = []
+    seen = 0
+    for name in names:
+        if seen >= LIVING:
+            return AttemptPage(attempts=tuple(found), cursor=_LIVING + last)
+        attempts = [attempt_record(state, state.attempts[attempt]) for attempt in state.on_node[name]]
+        found += [one for one in attempts if _matches(message, one)]
+        seen, last = seen + len(attempts), name
+    return AttemptPage(attempts=tuple(found), cursor=f"{_ENDED}0")
+
+
+def _ended(client: ClientConnection, message: GetAttempts, after: int) -> AttemptPage:
+    equal = {
+        column: value
+        for column, value in (("user", message.user), ("namespace", message.namespace), ("node", message.node))
+        if value
+    }
+    attempts, last = client.context.store.history.attempts(after, message.since, **equal)
+    found = tuple(one for one in attempts if not message.job or message.job in (one.job_id, one.name))
+    return AttemptPage(attempts=found, cursor=f"{_ENDED}{last}" if last else "")
+
+
+def _matches(message: GetAttempts, one: AttemptRecord) -> bool:
+    return (
+        message.user in ("", one.user)
+        and message.namespace in ("", one.namespace)
+        and message.node in ("", one.node)
+        and message.job in ("", one.job_id, one.name)
+    )
+
+
+def get_node_history(client: ClientConnection, ref: int, message: GetNodeHistory, blobs: Sequence[Bytes]) -> Any:
+    return NodeHistory(nodes=client.context.store.history.nodes(message.since, message.node)), ()
+
+
+def find_events(client: ClientConnection, ref: int, message: FindEvents, blobs: Sequence[Bytes]) -> Any:
+    events, cursor = client.context.store.all_events(message.cursor, message.since)
+    state, scope = client.context.state, scope_for(client, FindEvents)
+    if scope is not None:
+        events = tuple(one for one in events if _is_visible(scope, one))
+    return EventPage(events=tuple(_chosen(state, message, events)), cursor=cursor), ()
+
+
+def _is_visible(scope: AccessScope, event: Event) -> bool:
+    if not event.job:
+        return event.what.partition(" ")[0] in _OF_MACHINES
+    return scope.has_job_id(event.job) or scope.has_reservation(event.job)
+
+
+def _chosen(state: State, message: FindEvents, events: Sequence[Event]) -> Iterator[Event]:
+    # As a whole word: `gpu-1` is not in `gpu-10`, nor in `gpu-1.lab`.
+    name = re.compile(rf"(?<![\w.-]){re.escape(message.node)}(?![\w-]|\.\w)")
+    for one in events:
+        is_of_user = not message.user or (one.job and _user_of(state, one.job) == message.user)
+        if is_of_user and (not message.node or name.search(one.text)):
+            yield one
+
+
+def _user_of(state: State, job: str) -> str:
+    """Return the user of a job or reservation on record; empty if there is none."""
+    row, past, held = state.jobs.get(job), state.job_tombstones.get(job), state.reservations.get(job)
+    return row.spec.user if row is not None else past.user if past is not None else held.spec.user if held else ""

@@ -1,0 +1,130 @@
+"""Tables of the past in the store: ended attempts and machines that are gone. Rows are added, and never changed.
+
+They are written in the transaction that decides the end, so each end has exactly one row, also over restarts of the
+controller. They are not loaded at its start. The oldest rows are deleted when there are too many.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from attrs import fields
+
+from fray.model.messages.history import AttemptRecord, NodeRecord
+from fray.model.text import encodable
+
+HISTORY_LIMIT = 200_000
+"""Ended attempts on record, and as many machines that are gone."""
+WINDOW = 1_000
+"""Rows that are looked at for one page: the loop serves others between two pages."""
+NODES_LIMIT = 1_000
+"""Machines in one answer."""
+
+HistoryRecord: TypeAlias = AttemptRecord | NodeRecord
+
+_TRIM = 1_000
+_ATTEMPT = tuple(each.name for each in fields(AttemptRecord))
+_NODE = tuple(each.name for each in fields(NodeRecord))
+SCHEMA = (
+    f"CREATE TABLE IF NOT EXISTS past_attempts (id INTEGER PRIMARY KEY, {', '.join(_ATTEMPT)})",
+    f"CREATE TABLE IF NOT EXISTS past_nodes (id INTEGER PRIMARY KEY, {', '.join(_NODE)}, UNIQUE (node, incarnation))",
+)
+"""Statements that add the tables to a store, which an earlier version may have made without them."""
+
+
+class Database(Protocol):
+    """Connection to SQLite, of which only these methods are used."""
+
+    def execute(self, sql: str, parameters: Any = ..., /) -> Any: ...
+    def executemany(self, sql: str, parameters: Any, /) -> Any: ...
+
+
+class HistoryTables:
+    """Reader and writer of the tables.
+
+    Args:
+        select: runs a query and returns its rows.
+        limit: rows of each table; the oldest are deleted.
+    """
+
+    def __init__(self, db: Database, select: Callable[..., list[Any]], limit: int = HISTORY_LIMIT) -> None:
+        self._db, self._select = db, select
+        self.limit = limit
+        for statement in SCHEMA:
+            db.execute(statement)
+
+    def __repr__(self) -> str:
+        return f"<HistoryTables of at most {self.limit} rows each>"
+
+    def add(self, records: Sequence[HistoryRecord]) -> None:
+        """Add records; the caller has begun a transaction."""
+        attempts = [_row(record, _ATTEMPT) for record in records if isinstance(record, AttemptRecord)]
+        if attempts:
+            marks = ", ".join("?" * len(_ATTEMPT))
+            self._db.executemany(f"INSERT INTO past_attempts ({', '.join(_ATTEMPT)}) VALUES ({marks})", attempts)
+            # Ids count up without gaps, so that no COUNT is needed; not in each transaction, as for events.
+            last = self._db.execute("SELECT last_insert_rowid()").fetchone()[0]
+            if last // _TRIM > (last - len(attempts)) // _TRIM:
+                self._db.execute("DELETE FROM past_attempts WHERE id <= ?", (last - self.limit,))
+        nodes = [_row(record, _NODE) for record in records if isinstance(record, NodeRecord)]
+        if nodes:
+            marks = ", ".join("?" * len(_NODE))
+            # A machine that died and stays listed, because it is cordoned, is dropped later: its first end counts.
+            insert = f"INSERT INTO past_nodes ({', '.join(_NODE)}) VALUES ({marks}) ON CONFLICT DO NOTHING"
+            self._db.executemany(insert, nodes)
+            self._db.execute("DELETE FROM past_nodes WHERE id <= (SELECT max(id) FROM past_nodes) - ?", (self.limit,))
+
+    def attempts(self, after: int, since: float, **equal: str) -> tuple[tuple[AttemptRecord, ...], int]:
+        """Return attempts among the next `WINDOW` rows, and the row after which to continue; 0 if these were the last.
+
+        Args:
+            after: row of the page before; 0: the first row that was recorded since ``since``.
+            equal: columns and their values.
+        """
+        start = after or self.first_since("past_attempts", "recorded_at", since) - 1
+        wheres = "".join(f" AND {column} = ?" for column in equal)
+        rows = self._select(
+            f"SELECT {', '.join(_ATTEMPT)} FROM past_attempts WHERE id > ? AND id <= ?{wheres} ORDER BY id",
+            *(start, start + WINDOW, *equal.values()),
+        )
+        end = self._select("SELECT max(id) FROM past_attempts")[0][0] or 0
+        found = tuple(AttemptRecord(**dict(zip(_ATTEMPT, row, strict=True))) for row in rows)
+        return found, 0 if start + WINDOW >= end else start + WINDOW
+
+    def nodes(self, since: float = 0.0, node: str = "") -> tuple[NodeRecord, ...]:
+        """Return the newest machines that are gone since then, oldest first."""
+        rows = self._select(
+            f"SELECT {', '.join(_NODE)} FROM past_nodes WHERE gone_at >= ? AND (? = '' OR node = ?) "
+            "ORDER BY id DESC LIMIT ?",
+            *(since, node, node, NODES_LIMIT),
+        )
+        return tuple(_node_record(dict(zip(_NODE, row, strict=True))) for row in reversed(rows))
+
+    def first_since(self, table: str, column: str, since: float) -> int:
+        """Return the id of the first row of which ``column``, which never decreases, is ``since`` or more."""
+        # By bisection: an index over the times would cost each insertion something.
+        low, high = self._select(f"SELECT coalesce(min(id), 1), coalesce(max(id), 0) + 1 FROM {table}")[0]
+        while low < high:
+            middle = (low + high) // 2
+            found = self._select(f"SELECT id, {column} FROM {table} WHERE id >= ? ORDER BY id LIMIT 1", middle)
+            if found and found[0][1] < since:
+                low = found[0][0] + 1
+            else:
+                high = middle
+        return int(low)
+
+
+def _row(record: HistoryRecord, columns: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(_stored(getattr(record, column)) for column in columns)
+
+
+def _stored(value: Any) -> Any:
+    if isinstance(value, dict):
+        return json.dumps(value)
+    return encodable(value) if isinstance(value, str) else value
+
+
+def _node_record(row: dict[str, Any]) -> NodeRecord:
+    return NodeRecord(**(row | {"attributes": json.loads(row["attributes"])}))
