@@ -301,7 +301,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("policy",),
         ("reservations", "specs"),
         ("gangs", "job_text", "messages", "requests", "restart_policy"),
-        ("access", "workspace"),
+        ("access", "monitoring.accounting", "workspace"),
     ),
     "net": (
         ("auth",),

@@ -7,6 +7,7 @@ from collections import deque
 
 from attrs import evolve
 
+from fray.errors import InvalidRequest
 from fray.model.ids import Namespace, NodeName
 from fray.model.messages.client import Event
 from fray.model.messages.history import (
@@ -19,7 +20,12 @@ from fray.model.messages.history import (
     NodeHistory,
     NodeRecord,
 )
+from fray.model.messages.usage import GetUsage, UsageInfo
+from fray.model.monitoring.accounting import Cost, UsageSum, cost, sums
 from fray.runtime.runtime import Runtime
+
+DEFAULT_S = 7 * 86_400.0
+"""Default time of `HistoryQueries.history`: a week."""
 
 
 class HistoryQueries:
@@ -91,6 +97,62 @@ class HistoryQueries:
             cursor = page.cursor
             if not cursor:
                 return list(found)
+
+    async def history(
+        self,
+        by: str = "user",
+        *,
+        user: str = "",
+        namespace: Namespace = "",
+        job: str = "",
+        node: NodeName = "",
+        since_s: float = DEFAULT_S,
+        until_s: float = 0.0,
+    ) -> list[UsageSum]:
+        """Return what attempts held of the cluster, in hours of CPUs, memory and chips, and how much of that was done
+        again or not used.
+
+        Args:
+            by: ``user``, ``namespace``, ``machine`` (kind of machine), ``node``, ``job`` or ``cause`` (of the end).
+            user, namespace, job, node: only attempts of these.
+            since_s, until_s: from so many seconds ago until so many seconds ago; default: the last week. Of attempts
+                that lived longer the part within that time counts.
+
+        Raises:
+            InvalidRequest: an unknown ``by``, or no time between the two.
+        """
+        if not since_s > until_s >= 0:
+            raise InvalidRequest(f"since_s={since_s:g} must be more than until_s={until_s:g}, which is 0 or more")
+        now = time.time()
+        attempts = await self.attempts(user=user, namespace=namespace, job=job, node=node, since_s=since_s)
+        return sums(attempts, by, now - since_s, now - until_s)
+
+    async def cost(
+        self,
+        by: str = "user",
+        *,
+        user: str = "",
+        namespace: Namespace = "",
+        job: str = "",
+        node: NodeName = "",
+        since_s: float = DEFAULT_S,
+        until_s: float = 0.0,
+    ) -> list[Cost]:
+        """Return the cost of what attempts held, by the prices of the cluster's policy; arguments as of `history`.
+
+        Raises:
+            InvalidRequest: as `history`, or the policy has no prices.
+        """
+        usage = await self._runtime.client.request(GetUsage())
+        assert isinstance(usage, UsageInfo)
+        if not usage.prices:
+            raise InvalidRequest(
+                "the policy of this cluster has no prices: an operator writes them below [prices], see docs/policy.md"
+            )
+        held = await self.history(
+            by, user=user, namespace=namespace, job=job, node=node, since_s=since_s, until_s=until_s
+        )
+        return sorted((cost(each, usage.prices) for each in held), key=lambda each: (-each.total, each.key))
 
 
 def _time_before(since_s: float | None) -> float:

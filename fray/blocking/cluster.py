@@ -282,6 +282,8 @@ class Cluster(LaunchMixin, ReservationMixin):
     find_events = make_blocking(native.Cluster.find_events)
     attempts = make_blocking(native.Cluster.attempts)
     gone_nodes = make_blocking(native.Cluster.gone_nodes)
+    history = make_blocking(native.Cluster.history)
+    cost = make_blocking(native.Cluster.cost)
     nodes = make_blocking(native.Cluster.nodes)
     queue = make_blocking(native.Cluster.queue)
     usage = make_blocking(native.Cluster.usage)

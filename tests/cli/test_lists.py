@@ -15,6 +15,7 @@ import pytest
 from fray.cli import output
 from fray.cli.formatting import LEAST, NAMES, table
 from fray.cli.history.gone import described_gone, gone_table
+from fray.cli.history.sums import cost_table, sum_table
 from fray.cli.jobs import job_table, tree
 from fray.cli.logs import print_log_line
 from fray.cli.machines import group_table, machine_table
@@ -28,6 +29,7 @@ from fray.model.messages.client import NodeInfo
 from fray.model.messages.history import AttemptRecord, NodeRecord
 from fray.model.messages.machine_groups import GroupInfo, MachineInfo
 from fray.model.messages.usage import QueueEntry, QueueInfo
+from fray.model.monitoring.accounting import Hours, UsageSum, cost
 from fray.model.specs import AttemptInfo, JobInfo, JobState
 
 TRANSCRIPT = Path(__file__).parents[1] / "transcripts" / "terminal" / "lists.txt"
@@ -196,6 +198,30 @@ def test_machines_that_are_gone_fit_and_show_what_ran_there(width: int) -> None:
     assert "ran there; the last 50 of 51 attempts:" in described_gone(machine, [ran] * 51, width)
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_sums_of_use_and_cost_fit_and_add_up(width: int) -> None:
+    held = Hours(cpu=1234.5, memory_gib=98765.4, chips={"gpu:h100": 4321.0})
+    ada = UsageSum(
+        key="ada.lovelace@example.com", jobs=12, attempts=345, held=held, retried=Hours(chips={"gpu:h100": 432.1})
+    )
+    bob = UsageSum(key="bob", jobs=1, attempts=1, held=Hours(cpu=0.001), cpu_known=4.0, cpu_idle=3.0)
+    lines = sum_table([ada, bob], "user", width)
+    assert all(len(line) <= width for line in lines)
+    assert lines[1].startswith("ada.lovelace@example.com ")
+    assert "4,321.00" in lines[1]
+    if width == max(WIDTHS):
+        assert "10%" in lines[1]
+        assert "75%" in lines[2]
+    prices = {"cpu": 1.0, "gpu": 2.0}
+    lines = cost_table([cost(ada, prices), cost(bob, prices)], "user", width)
+    assert all(len(line) <= width for line in lines)
+    assert [line.split()[:2] for line in lines[1:]] == [
+        ["ada.lovelace@example.com", "9,876.50"],
+        ["bob", "0.00"],
+        ["total", "9,876.50"],
+    ]
+
+
 def test_names_are_whole_or_absent_and_text_is_cut_first() -> None:
     rows = [["a" * 30, "words " * 10]]
     assert table(["ID", "REASON"], rows, 50)[1] == f"{'a' * 30}  words words words…"
@@ -292,7 +318,7 @@ def test_every_verb_has_json_and_every_list_can_be_watched() -> None:
     assert lists == {
         *("fray jobs", "fray groups", "fray events", "fray queue", "fray usage", "fray nodes", "fray machines"),
         *("fray reservations", "fray actors", "fray user list", "fray key list", "fray namespace list", "fray audit"),
-        *("fray rl ls", "fray tinker ls", "fray tinker key list"),
+        *("fray rl ls", "fray tinker ls", "fray tinker key list", "fray history", "fray cost"),
     }
 
 

@@ -55,6 +55,16 @@ def read(text: str, tmp_path: Path) -> Policy:
     return read_policy_file(file)
 
 
+def test_prices_are_read_by_kind_and_variant(tmp_path: Path) -> None:
+    text = '[prices]\ncpu = 0.03\nmemory = 0.004\ngpu = 2\n"GPU:H100" = 3.5\n"tpu:v5litepod-16" = 1.2\n'
+    expected = {"cpu": 0.03, "memory": 0.004, "gpu": 2.0, "gpu:h100": 3.5, "tpu:v5litepod-16": 1.2}
+    assert read(text, tmp_path).prices == expected
+    with pytest.raises(InvalidRequest, match=r"\[prices\]: unknown key 'cpus'; did you mean cpu"):
+        read("[prices]\ncpus = 1\n", tmp_path)
+    with pytest.raises(InvalidRequest, match=r"\[prices\] gpu=-1 must be a number, 0 or more"):
+        read("[prices]\ngpu = -1\n", tmp_path)
+
+
 def test_a_policy_is_read(tmp_path: Path) -> None:
     policy = read(FILE, tmp_path)
     assert policy.half_life_s == 3600

@@ -224,6 +224,19 @@ def test_events_of_all_jobs_are_found_by_machine_user_and_time(run: Fray, jobs: 
     assert run("events", "--since", "soon").code == 2
 
 
+def test_what_jobs_held_is_summed_by_what_is_asked_for(run: Fray, jobs: dict[str, str]) -> None:
+    by_job = {each["key"]: each for each in run("history", "--by", "job", "--json").json}
+    assert by_job[jobs["lab/broken"]]["attempts"] == len(run("show", "lab/broken", "--json").json["attempts"])
+    held = sum(each["held"]["cpu"] for each in by_job.values())
+    (machine,) = run("history", "--by", "machine", "--json").json
+    assert machine["key"] == "cpu"
+    assert machine["held"]["cpu"] >= held > 0
+    assert run("history", "--namespace", "nowhere").out == "nothing ran in that time\n"
+    assert run("history").out.split()[:3] == ["USER", "JOBS", "ATTEMPTS"]
+    assert "since_s=3600 must be more than until_s=7200" in run("history", "--since", "1h", "--until", "2h").err
+    assert "has no prices: an operator writes them below [prices]" in run("cost").err
+
+
 def test_a_machine_is_let_in_by_a_token_that_is_printed(run: Fray) -> None:
     assert run("token", "--for-machine", "v5e-9").out.startswith("join:v5e-9:1:")
     token = run("token", "--for-machine", "v5e-9", "--hosts", "4", "--life-s", "60", "--json").json

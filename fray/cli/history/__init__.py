@@ -2,5 +2,6 @@
 
 events      ``fray events``: of one job, or of jobs and machines by user, machine and time
 gone        ``fray nodes --all``, and ``fray node show`` of a machine that is gone
+sums        ``fray history`` and ``fray cost``
 options     their options; it imports only argparse
 """

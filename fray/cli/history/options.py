@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fray.cli.parsing import Verbs, verb
+from fray.cli.parsing import Parser, Verbs, add_watch, verb
+
+KEYS = ("user", "namespace", "machine", "node", "job", "cause")
 
 
 def add_events(verbs: Verbs) -> None:
@@ -19,3 +21,28 @@ def add_events(verbs: Verbs) -> None:
     parser.add_argument("--user", default="", help="only events of jobs of this user")
     parser.add_argument("--since", metavar="SPAN", help="only events of the last 30s, 10m, 2h, 1d")
     parser.add_argument("--limit", type=int, default=1_000, metavar="N", help="the newest N (default: 1000; 0: all)")
+
+
+def add_history(verbs: Verbs) -> None:
+    text = "show CPU-, memory- and chip-hours of the past, and what was done again or not used"
+    example = "  fray history --since 7d\n  fray history --user alice --by job --since 1d\n  fray history --by machine"
+    _add_sums(verb(verbs, "history", "history.sums:history", text, example))
+
+
+def add_cost(verbs: Verbs) -> None:
+    text = "show the cost of the past, by the prices of the cluster's policy"
+    _add_sums(
+        verb(verbs, "cost", "history.sums:costs", text, "  fray cost --since 30d\n  fray cost --user alice --by job")
+    )
+
+
+def _add_sums(parser: Parser) -> None:
+    add_watch(parser)
+    parser.add_argument(
+        "--by", choices=KEYS, default="user", help="one line for each (default: user; machine: by kind of machine)"
+    )
+    parser.add_argument("--user", default="", help="only attempts of this user")
+    parser.add_argument("--node", default="", metavar="NAME", help="only attempts on this machine")
+    parser.add_argument("--job", default="", metavar="JOB", help="only attempts of jobs of this id or name")
+    parser.add_argument("--since", default="7d", metavar="SPAN", help="from so long ago: 12h, 7d (default: 7d)")
+    parser.add_argument("--until", default="0s", metavar="SPAN", help="until so long ago (default: now)")

@@ -480,7 +480,9 @@ def get_queue(client: ClientConnection, ref: int, message: usage.GetQueue, blobs
 def get_usage(client: ClientConnection, ref: int, message: usage.GetUsage, blobs: Sequence[Bytes]) -> Answer:
     state, now = client.context.state, client.context.inbox.current_time()
     samples = client.context.usage_history.all(state, now) if message.samples else ()
-    return evolve(usage_info(state, now), samples=samples, loop_delay=client.context.loop_delay.histogram()), ()
+    found = usage_info(state, now)
+    delay, prices = client.context.loop_delay.histogram(), dict(state.policy.prices)
+    return evolve(found, samples=samples, loop_delay=delay, prices=prices), ()
 
 
 def list_machines(

@@ -124,5 +124,7 @@ class UsageInfo:
     """Users, lowest score first."""
     namespaces: tuple[TenantUsage, ...]
     samples: tuple[UsageSample, ...] = ()
+    prices: dict[str, float] = Factory(dict)
+    """Prices of the policy, for an hour: see `fray.model.policy.policy.Policy`."""
     loop_delay: LoopDelay = LoopDelay()
     """Empty from a controller of an earlier release, and in simulations."""

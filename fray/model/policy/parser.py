@@ -25,6 +25,7 @@ Reader: TypeAlias = Callable[[str, Any], Any]
 """Parser of one value: takes its place in the file (for messages) and the value."""
 
 KINDS = ("gpu", "tpu")
+PRICED = ("cpu", "memory")
 GROUPS_LIMIT = 1_000
 NAMED_LIMIT = 10_000
 """Limit of users, and of namespaces, in one policy."""
@@ -210,6 +211,17 @@ def _preemption(where: str, value: Any) -> Preemption:
     return Preemption(**found)
 
 
+def _prices(where: str, value: Any) -> dict[str, float]:
+    """Return the prices of ``{ cpu = 0.03, memory = 0.004, "gpu:h100" = 3.5 }``, by their keys in lower case."""
+    found = {}
+    for key, price in table(where, value).items():
+        kind, colon, variant = key.lower().partition(":")
+        if not (kind in KINDS and (variant or not colon)):
+            _look_up(key, dict.fromkeys((*PRICED, *KINDS)), f"[{where}]")
+        found[key.lower()] = amount(f"[{where}] {key}", price)
+    return found
+
+
 def flag(where: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise InvalidRequest(f"{where}={short_repr(value)} must be true or false")
@@ -256,5 +268,6 @@ TABLES: Mapping[str, tuple[str, Reader]] = {
     "group": ("groups", _groups),
     "spend_limit_per_hour": ("spend_limit_per_hour", amount),
     "preemption": ("preemption", _preemption),
+    "prices": ("prices", _prices),
 }
 """Key of the file: field of `Policy`, and its reader."""

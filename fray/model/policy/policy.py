@@ -92,6 +92,8 @@ class Policy:
         users, namespaces: complete tenant policies by name; that of ``"*"`` is for all others.
         groups: machine groups for autoscaling.
         spend_limit_per_hour: maximum cost of the units of all groups, in the currency of their prices. None: no limit.
+        prices: price of an hour of ``cpu`` (a CPU), ``memory`` (a GiB), ``gpu`` and ``tpu`` (a chip) or one of their
+            variants (``gpu:h100``), for `fray.model.monitoring.accounting.cost`. What is left out has no price.
     """
 
     half_life_s: float = HALF_LIFE_S
@@ -100,6 +102,7 @@ class Policy:
     groups: tuple[GroupConfig, ...] = ()
     spend_limit_per_hour: float | None = None
     preemption: Preemption = Preemption()
+    prices: dict[str, float] = Factory(dict)
 
     def user(self, name: str) -> TenantPolicy:
         return self.users.get(name) or self.users.get(DEFAULT_TENANT) or _DEFAULT
