@@ -30,6 +30,7 @@ import fray.rl.inference.server
 from fray import Cluster, ConnectionFailed
 from fray.errors import ActorDied, SessionEnded
 from fray.model.resources import Capacity
+from fray.node.config import LEASE_MIN_S
 from fray.rl.core.versions import VersionName
 from fray.rl.inference.model_engine import ModelEngine
 from fray.rl.processes.actor_tasks import ActorTask, ActorTasks
@@ -54,16 +55,18 @@ from tests.simulation.operations import leaves
 from tests.simulation.run import run_in_virtual_time
 from tests.simulation.scenario import carries_cancelled
 
-RULES = SchedulerConfig(suspect_s=5.0, lease_s=40.0)
+RULES = SchedulerConfig(suspect_s=5.0, lease_s=LEASE_MIN_S)
 OUTPUT = Path("out")
 """Output of the run. Relative, as it is in messages, which must not differ between two runs of a seed."""
 GRACE_S = 3.0
 FAULTS_S = (0.5, 35.0)
 """Time in which faults begin."""
 SPANS_S = ((0.1, 3.0), (0.1, 3.0), (3.0, 12.0), (12.0, 50.0))
+CUT_SHARE, CUT_S = 0.15, (LEASE_MIN_S, LEASE_MIN_S + 60.0)
+"""Share of the runs with a machine that is cut off for longer than its lease, and for how long."""
 ENDED_WITHIN_S = 900.0
 """Time after the last fault in which the run must have ended."""
-GONE_WITHIN_S = 100.0
+GONE_WITHIN_S = LEASE_MIN_S + 60.0
 RESTART_S = 1.0
 """Seconds after which a driver that was lost is started again."""
 UPDATE_S, WORK_S = (0.3, 4.0), (0.001, 0.03)
@@ -148,7 +151,14 @@ def draw_plan(rng: random.Random) -> ActorPlan:
         for number, (at_s, kind) in enumerate(zip(times, kinds, strict=True))
     ]
     groups, group_size, steps = rng.randrange(1, 4), rng.choice((2, 2, 4)), rng.randrange(8, 17)
-    return ActorPlan(rng.randrange(2, 5), options, groups, group_size, steps, rows, tuple(planned))
+    machines = rng.randrange(2, 5)
+    if rng.random() < CUT_SHARE:
+        kind = rng.choice(("cut off", "partition", "stop machine"))
+        planned.append(
+            PlannedFault(round(rng.uniform(*FAULTS_S), 3), kind, round(rng.uniform(*CUT_S), 3), len(planned))
+        )
+        planned.sort(key=lambda fault: fault.at_s)
+    return ActorPlan(machines, options, groups, group_size, steps, rows, tuple(planned))
 
 
 @frozen

@@ -20,7 +20,7 @@ from fray.rl.rollout.server_choice import ServerChoice
 from tests.rl import actor_simulation
 from tests.rl.actor_simulation import PlannedFault, draw_plan, run_seed
 
-MUTATION_SEEDS = 24
+MUTATION_SEEDS = 40
 """Seeds within which a bug must be found."""
 
 

@@ -48,6 +48,22 @@ def test_each_part_of_a_run_is_killed_by_the_faults_that_are_drawn() -> None:
     assert {name for name in result.happened if name.startswith("kill ")} == {fault.kind for fault in faults}
 
 
+@pytest.mark.parametrize("seed", [4, 6, 7, 8])
+def test_the_newest_table_of_servers_counts_when_several_wait_for_the_coordinator(seed: int) -> None:
+    # Without a controller nothing that dies is started again: its only server is suspect, then dead, and stale when the
+    # coordinator is back.
+    plan = draw_plan(random.Random(seed))
+    faults = (
+        PlannedFault(4.0, "stop controller", 10.0, 0),
+        PlannedFault(5.3, "kill InferenceServer", 0.0, 1),
+        PlannedFault(5.31, "kill Coordinator", 0.0, 2),
+    )
+    options = {**plan.options, "inference_servers": 1, "min_servers": 1, "liveness_s": 4.0}
+    result = run_seed(seed, plan=evolve(plan, options=options, faults=faults))
+    assert not result.breaches, summary(result)
+    assert result.happened["kill Coordinator"] == result.happened["stop controller"] == 1, summary(result)
+
+
 async def solve_late(task: dict[str, Any], llm: Any) -> Any:
     await trio.sleep(task.get("late_s", 0.0))
     return await solve(task, llm)

@@ -115,7 +115,7 @@ def fray(lab: Lab, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
 
 def wait_for(output: Path, what: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """Return the status of a run when it is what is waited for."""
-    give_up_at = time.monotonic() + 60
+    give_up_at = time.monotonic() + 150
     # There is none before its process has begun.
     while not what(status := read_status(output) if read_state(output) else {}):
         assert time.monotonic() < give_up_at, status

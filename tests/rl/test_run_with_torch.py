@@ -46,6 +46,8 @@ NAMES = {
     "pool": "fray:Coordinato",
 }
 """Titles of the processes of a run, as the kernel cuts them."""
+MARK = "TEST_RUN"
+"""Variable by which all processes of a run are found. A name with FRAY_ is not passed on to them."""
 
 
 async def first_is_1(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
@@ -394,8 +396,8 @@ def test_servers_join_and_leave_while_a_run_continues_until_it_is_stopped(tmp_pa
 def test_a_driver_that_is_killed_or_ends_at_a_signal_leaves_nothing_and_the_next_one_continues(tmp_path: Path) -> None:
     program = Path(__file__).parents[2] / "examples" / "rl_digits.py"
     options = ["--steps", "500", "--groups", "--save-every", "2", "--output", str(tmp_path / "out")]
-    mark = f"FRAY_TEST_MARK={tmp_path}"
-    environment = {**os.environ, "FRAY_TEST_MARK": str(tmp_path)}
+    mark = f"{MARK}={tmp_path}"
+    environment = {**os.environ, MARK: str(tmp_path)}
     saved = last = 0
     for number, code in (
         (signal.SIGKILL, -signal.SIGKILL),
@@ -434,8 +436,29 @@ def test_a_driver_that_is_killed_or_ends_at_a_signal_leaves_nothing_and_the_next
     assert [line["step"] for line in lines] == list(range(1, last + 1))
 
 
+def _has(pid: int, mark: str) -> bool:
+    return mark.encode() in read_bytes(Path(f"/proc/{pid}/environ"))
+
+
 def _marked(mark: str) -> list[Path]:
     return [path for path in Path("/proc").glob("[0-9]*/environ") if mark.encode() in read_bytes(path)]
+
+
+@pytest.mark.own_cluster
+def test_ctrl_c_while_processes_of_a_run_import_torch_leaves_nothing(tmp_path: Path) -> None:
+    program = Path(__file__).parents[2] / "examples" / "rl_digits.py"
+    mark = f"{MARK}={tmp_path}"
+    command = [sys.executable, str(program), "--output", str(tmp_path / "out")]
+    environment = {**os.environ, MARK: str(tmp_path)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        while process.poll() is None and not [pid for pid in processes(NAMES["trainer"]) if _has(pid, mark)]:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, shown = process.communicate(timeout=60)
+    assert process.returncode in (-signal.SIGINT, 130), shown
+    assert "step 1/" not in shown
+    assert "Traceback" not in shown
+    assert _marked(mark) == []
 
 
 GUIDE_RECIPE = """

@@ -67,6 +67,7 @@ class RunServers:
     ) -> None:
         self._cluster, self._processes, self._parts, self._log = cluster, processes, parts, log
         self._set_routes = set_routes
+        self._announcing = trio.Lock()
         self.fleet = ServerFleet(
             least=parts.min_servers,
             freezes=parts.freezes,
@@ -358,21 +359,19 @@ class RunServers:
     async def announce(self) -> None:
         """Tell the coordinator which servers answer, and wake the tasks here."""
         self.wake()
-        await self._set_routes(
-            [
-                ServerRoute(
-                    one.name,
-                    self.handles[one.name],
-                    one.version,
-                    one.accepts,
-                    one.leaves,
-                    self._incarnations[one.name],
-                )
-                for one in self.fleet.routes(is_published=self.fleet.target in self.weights.kept)
-                # One that leaves has no process any more while that is being ended.
-                if one.name in self.handles
-            ]
-        )
+        # One at a time: of those that wait for a coordinator that is started again, the oldest could arrive last.
+        async with self._announcing:
+            await self._set_routes(self._routes())
+
+    def _routes(self) -> list[ServerRoute]:
+        return [
+            ServerRoute(
+                one.name, self.handles[one.name], one.version, one.accepts, one.leaves, self._incarnations[one.name]
+            )
+            for one in self.fleet.routes(is_published=self.fleet.target in self.weights.kept)
+            # One that leaves has no process any more while that is being ended.
+            if one.name in self.handles
+        ]
 
     def wake(self) -> None:
         """Wake those that wait for `changed`."""
