@@ -9,7 +9,9 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,25 @@ import pytest
 
 pytest.importorskip("iris.client.client", reason="needs marin-iris: make test-marin")
 
+from connectrpc.errors import ConnectError
 from v2_contract import *  # noqa: F403
-from v2_contract import SMALL, Capabilities, Counter, Wrong, do_nothing, fail, new, request
+from v2_contract import (
+    LATE_S,
+    SMALL,
+    Capabilities,
+    Counter,
+    Wrong,
+    do_nothing,
+    fail,
+    new,
+    request,
+    wait_until,
+)
 
 import fray.iris_backend
 import fray.types
 from fray.v2 import (
+    ActorConfig,
     Entrypoint,
     JobFailed,
     JobRequest,
@@ -59,12 +74,38 @@ def controller() -> Iterator[Any]:
         patch.setenv("PYTHONPATH", os.pathsep.join(paths))
         from iris.cluster.local_cluster import LocalCluster, make_local_cluster_config
 
-        cluster = LocalCluster(make_local_cluster_config(8))
+        config = make_local_cluster_config(8)
+        config.scale_groups["slice"] = tpu_slices()
+        cluster = LocalCluster(config)
         address = cluster.start()
         try:
             yield address
         finally:
             cluster.close()
+
+
+def tpu_slices() -> Any:
+    """Return a group of machines that Iris takes for the VMs of one preemptible TPU slice in us-east5."""
+    from iris.cluster import config
+    from iris.cluster.types import AcceleratorType, CapacityType
+
+    return config.ScaleGroupConfig(
+        name="slice",
+        max_slices=1,
+        num_vms=4,
+        resources=config.ScaleGroupResources(
+            cpu_millicores=8000,
+            memory_bytes=16 * 1024**3,
+            disk_bytes=50 * 1024**3,
+            device_type=AcceleratorType.TPU,
+            device_variant="v5litepod-16",
+            device_count=4,
+            capacity_type=CapacityType.PREEMPTIBLE,
+        ),
+        slice_template=config.SliceConfig(
+            num_vms=4, gcp=config.GcpSliceConfig(zone="us-east5-a", runtime_version="v2")
+        ),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +203,96 @@ def test_slices_start_together_and_replicas_are_the_jobs(client: FrayIrisClient)
     job = client.submit(request(do_nothing, replicas=2))
     assert job.wait(60) == JobStatus.SUCCEEDED
     assert len(job._job.tasks()) == 2
+
+
+SLICE = ResourceConfig.with_tpu("v5litepod-16", cpu=1, ram="100m", disk="100m")
+
+
+def meet(directory: Path) -> None:
+    """Wait for all VMs of the slice: without a start of all together none would end."""
+    from iris.cluster.client.job_info import get_job_info
+
+    (directory / str(get_job_info().task_index)).touch()
+    wait_until(lambda: len(list(directory.iterdir())) == 4, "four VMs")
+
+
+def test_a_gang_starts_on_the_vms_of_one_slice(client: FrayIrisClient, tmp_path: Path) -> None:
+    gang = JobRequest(name=new("gang"), entrypoint=Entrypoint.from_callable(meet, args=[tmp_path]), resources=SLICE)
+    assert gang.replicas == 4
+    assert client.submit(gang).wait(timeout=LATE_S) == JobStatus.SUCCEEDED
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        replace(SLICE, regions=["us-east5"]),
+        replace(SLICE, regions=[ANY_REGION]),
+        replace(SLICE, zone="us-east5-a"),
+        replace(SMALL, preemptible=False),
+    ],
+)
+def test_iris_starts_a_job_where_its_constraints_hold(client: FrayIrisClient, where: ResourceConfig) -> None:
+    there = JobRequest(name=new("there"), entrypoint=Entrypoint.from_callable(do_nothing), resources=where)
+    assert client.submit(there).wait(timeout=LATE_S) == JobStatus.SUCCEEDED
+
+
+@pytest.mark.parametrize("nowhere", [{"regions": ["us-central1"]}, {"zone": "us-east5-b"}, {"preemptible": False}])
+def test_iris_refuses_a_job_whose_constraints_no_machine_fits(client: FrayIrisClient, nowhere: dict[str, Any]) -> None:
+    entrypoint = Entrypoint.from_callable(do_nothing)
+    with pytest.raises(ConnectError, match="is unschedulable"):
+        client.submit(JobRequest(name=new("nowhere"), entrypoint=entrypoint, resources=replace(SLICE, **nowhere)))
+
+
+def test_iris_ends_a_job_after_its_timeout(client: FrayIrisClient) -> None:
+    entrypoint = fray.types.Entrypoint.from_callable(time.sleep, [1000])
+    late = fray.types.JobRequest(name=new("late"), entrypoint=entrypoint, resources=SMALL, timeout=1)
+    with pytest.raises(JobFailed) as raised:
+        client.submit(late).wait(timeout=3 * LATE_S)  # Iris looks at the times once a minute
+    assert "Execution timeout exceeded" in raised.value.__notes__[0]
+
+
+def test_an_actor_restarts_as_often_as_its_calls_would_be_repeated(client: FrayIrisClient, tmp_path: Path) -> None:
+    config = ActorConfig(max_task_retries=1)
+    actor = client.create_actor(Mortal, tmp_path, name=new("mortal"), resources=SMALL, actor_config=config)
+    assert actor.lives() == 1
+    with pytest.raises(RuntimeError):
+        actor.die()
+    wait_until(lambda: len(list(tmp_path.iterdir())) == 2, "the next incarnation")
+    assert wait_until(lambda: lives_of(actor), "its answer") == 2
+
+
+class Mortal:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        (directory / str(os.getpid())).touch()
+
+    def lives(self) -> int:
+        return len(list(self.directory.iterdir()))
+
+    def die(self) -> None:
+        os._exit(9)
+
+
+def lives_of(actor: Any) -> int | None:
+    try:
+        return int(actor.lives())
+    except RuntimeError:  # the address of the incarnation before, until the next one has registered
+        return None
+
+
+def write_secret(path: Path) -> None:
+    from rigging.secrets import SECRETS_DIR_ENV
+
+    path.write_text((Path(os.environ[SECRETS_DIR_ENV]) / "LAB_KEY").read_text())
+
+
+def test_secrets_are_files_of_the_job(client: FrayIrisClient, tmp_path: Path) -> None:
+    environment = fray.types.create_environment(secrets={"LAB_KEY": "a-key"})
+    entrypoint = fray.types.Entrypoint.from_callable(write_secret, [tmp_path / "key"])
+    job = client.submit(fray.types.JobRequest(new("secret"), entrypoint, SMALL, environment))
+    assert job.wait(timeout=LATE_S) == JobStatus.SUCCEEDED
+    assert (tmp_path / "key").read_text() == "a-key"
 
 
 def test_an_environment_is_packages_variables_and_extras() -> None:
