@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from fray import __version__
-from fray.cli.history.options import add_cost, add_events, add_history
+from fray.cli.history.options import add_cost, add_events, add_history, add_sql
 from fray.cli.parsing import Parser, Verbs, add_common, add_watch, one_job, verb, verb_group
 from fray.cli.rl.options import add_rl
 from fray.cli.run_options import add_run, add_what_if
@@ -52,7 +52,7 @@ def parser_of() -> Parser:
         _stacks,
         _forward,
     )
-    about_shares = (_queue, _usage, add_history, add_cost)
+    about_shares = (_queue, _usage, add_history, add_cost, add_sql)
     about_machines = (_nodes, _node, _machine_groups, _scale, _cordon, _uncordon, _drain, _reservations, _reservation)
     about_people = (_login, _logout, _user, _key, _namespace, _audit)
     about_cluster = (_token, _ca, _actors, _doctor, _backup, _metrics, _dashboard)

@@ -49,6 +49,16 @@ async def all_attempts(client: Client, **wanted: Any) -> list[AttemptRecord]:
 # The tables
 
 
+def everything(store: Store, since: float) -> list[AttemptRecord]:
+    """Return the records on all pages."""
+    page, after = store.history.attempts(0, since)
+    found = [*page]
+    while after:
+        page, after = store.history.attempts(after, since)
+        found += page
+    return found
+
+
 def test_records_are_there_again_as_they_were(tmp_path: Any) -> None:
     store = Store(tmp_path / "store")
     machine = NodeRecord(
@@ -83,10 +93,7 @@ def test_the_first_end_of_a_machine_counts() -> None:
 def test_pages_have_every_record_since_a_time_once(since: float) -> None:
     store = Store.memory()
     store.save(history=[attempt(number, float(number)) for number in range(3000)])
-    found, after = store.history.attempts(0, since)
-    while after:
-        page, after = store.history.attempts(after, since)
-        found += page
+    found = everything(store, since)
     assert [one.recorded_at for one in found] == [float(number) for number in range(3000) if number >= since]
 
 
@@ -95,10 +102,8 @@ def test_the_oldest_records_make_room() -> None:
     store.history.limit = 1500
     for number in range(30):
         store.save(history=[attempt(number * 100 + each, float(number)) for each in range(100)])
-    found, after = store.history.attempts(0, 0.0)
-    assert found[0].attempt_id == "j1500:0:0"
-    assert len(found) == history_tables.WINDOW
-    assert len(store.history.attempts(after, 0.0)[0]) == 500
+    found = everything(store, 0.0)
+    assert [one.attempt_id for one in found] == [f"j{number}:0:0" for number in range(1500, 3000)]
 
 
 def test_records_are_chosen_by_their_columns() -> None:

@@ -237,6 +237,29 @@ def test_what_jobs_held_is_summed_by_what_is_asked_for(run: Fray, jobs: dict[str
     assert "has no prices: an operator writes them below [prices]" in run("cost").err
 
 
+def test_sql_gives_what_the_other_verbs_show(run: Fray, jobs: dict[str, str]) -> None:
+    def rows(query: str, *options: str) -> Any:
+        return run("sql", query, "--json", *options).json
+
+    listed = {info["job_id"]: info["state"] for info in run("jobs", "--json").json}
+    assert {row["job_id"]: row["state"] for row in rows("select job_id, state from jobs")} == listed
+    failed = rows(f"select cause, user, node from attempts where job_id = '{jobs['lab/broken']}'")
+    (shown,) = run("history", "--job", jobs["lab/broken"], "--json").json
+    assert failed == [{"cause": "failure", "user": shown["key"], "node": "alpha"}]
+    assert rows("select node, state from nodes") == [{"node": "alpha", "state": "alive"}]
+    assert rows("select count(*) as n from events where what = 'node joined'") == [{"n": 1}]
+    before = sum(each["held"]["cpu"] for each in run("history", "--since", "30d", "--json").json)
+    (used,) = rows("select sum(cpu_hours) as hours from usage")
+    assert used["hours"] >= before > 0
+    assert run("sql", "select what from events", "--limit", "1").err == (
+        "fray: only the first 1 rows are shown; --limit 0 shows all\n"
+    )
+    assert run("sql", "delete from jobs").err.startswith("fray: a query may only read: write SELECT")
+    assert run("sql", "select nothing from jobs").code == 2
+    assert "no query given" in run("sql").err
+    assert run("sql", "--tables").out.startswith("jobs (job_id, name, ")
+
+
 def test_a_machine_is_let_in_by_a_token_that_is_printed(run: Fray) -> None:
     assert run("token", "--for-machine", "v5e-9").out.startswith("join:v5e-9:1:")
     token = run("token", "--for-machine", "v5e-9", "--hosts", "4", "--life-s", "60", "--json").json

@@ -46,3 +46,20 @@ def _add_sums(parser: Parser) -> None:
     parser.add_argument("--job", default="", metavar="JOB", help="only attempts of jobs of this id or name")
     parser.add_argument("--since", default="7d", metavar="SPAN", help="from so long ago: 12h, 7d (default: 7d)")
     parser.add_argument("--until", default="0s", metavar="SPAN", help="until so long ago (default: now)")
+
+
+def add_sql(verbs: Verbs) -> None:
+    parser = verb(
+        verbs,
+        "sql",
+        "history.sql:sql",
+        "query jobs, attempts, nodes, events and usage in SQL, only reading",
+        "  fray sql --tables\n"
+        "  fray sql \"select user, sum(chip_hours) from usage where day >= date('now', '-7 days') group by user\"\n"
+        "  fray sql 'select node, count(*) from attempts where cause = \"machine_lost\" group by node' --json",
+    )
+    parser.add_argument("query", nargs="?", metavar="QUERY", help="one SELECT, as SQLite understands it")
+    parser.add_argument("--tables", action="store_true", help="show the tables and their columns")
+    parser.add_argument("--since", default="30d", metavar="SPAN", help="rows of the last 12h, 7d (default: 30d)")
+    parser.add_argument("--limit", type=int, default=1_000, metavar="N", help="rows (default: 1000; 0: all)")
+    parser.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds of the query (default: 30)")

@@ -25,7 +25,7 @@ from fray.scheduler.state.state import State
 if TYPE_CHECKING:
     from fray.controller.connections.client import ClientConnection
 
-LIVING = 500
+LIVING = 250
 """Living attempts on one page, and those of one machine more."""
 _LIVING, _ENDED = "living ", "ended "
 _OF_MACHINES = ("node", "devices", "quarantine", "probe", "machine", "group", "zone")

@@ -1,0 +1,133 @@
+"""Tables of ``fray sql``: their columns, and their rows, made from the answers of the API that the role may see."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from fray.api.cluster import Cluster
+from fray.model.messages.history import AttemptRecord
+from fray.model.monitoring.accounting import GIB, HOUR_S, sums
+
+DAY_S = 86_400.0
+ATTEMPT = (
+    *("attempt_id", "job_id", "name", "user", "namespace", "band", "node", "machine"),
+    *("cpu_milli", "memory_bytes", "device_kind", "device_variant", "devices"),
+    *("queued_at", "placed_at", "started_at", "ended_at", "cause", "exit_code", "cpu_s", "peak_memory_bytes"),
+)
+"""Fields of `AttemptRecord` that are columns of ``attempts``."""
+HOURS = ("cpu_hours", "memory_gib_hours", "chip_hours")
+
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "jobs": (
+        *(
+            "job_id",
+            "name",
+            "namespace",
+            "user",
+            "state",
+            "cause",
+            "exit_code",
+            "launched_at",
+            "started_at",
+            "ended_at",
+        ),
+        *("attempts", "retries", "parent", "job_group"),
+        *("ended_by", "reason", "message"),
+    ),
+    "attempts": (*ATTEMPT, *HOURS),
+    "nodes": (
+        *("node", "state", "standing", "kind", "cpu_milli", "memory_bytes", "devices", "host", "joined_at", "gone_at"),
+        "reason",
+    ),
+    "events": ("time", "job_id", "what", "text"),
+    "usage": ("day", "user", "namespace", "machine", "attempts", *HOURS),
+}
+"""Tables and their columns. Times are seconds since the epoch, days dates in UTC; what is not known is NULL."""
+
+Rows = Sequence[tuple[Any, ...]]
+
+
+async def _jobs(cluster: Cluster, since: float) -> Rows:
+    return [
+        (
+            *(info.job_id, info.name, info.namespace, info.user, info.state.value),
+            *(info.cause.value if info.cause is not None else None, info.exit_code),
+            *(info.launch_time, info.start_time, info.end_time, len(info.attempts), sum(info.retries.values())),
+            *(info.parent, info.job_group, info.ended_by, info.reason, info.error_message),
+        )
+        for info in await cluster.list_jobs("*")
+        if info.end_time is None or info.end_time >= since
+    ]
+
+
+async def _attempts(cluster: Cluster, since: float) -> Rows:
+    now = time.time()
+    return [
+        (*(_nullable(getattr(one, field)) for field in ATTEMPT), *_hours(one, now))
+        for one in await cluster.attempts(since_s=now - since)
+    ]
+
+
+def _nullable(value: Any) -> Any:
+    return None if value == "" else value
+
+
+def _hours(one: AttemptRecord, now: float) -> tuple[float, float, float]:
+    hours = ((now if one.ended_at is None else one.ended_at) - one.placed_at) / HOUR_S
+    return one.cpu_milli / 1000 * hours, one.memory_bytes / GIB * hours, one.devices * hours
+
+
+async def _nodes(cluster: Cluster, since: float) -> Rows:
+    present = [
+        (
+            *(node.name, "alive" if node.alive else "silent", _nullable(node.standing), None, node.cpu_milli),
+            *(node.memory_bytes, len(node.devices), node.host, None, None, _nullable(node.standing_reason)),
+        )
+        for node in await cluster.nodes()
+    ]
+    gone = [
+        (
+            *(one.node, "gone", None, one.kind, one.cpu_milli, one.memory_bytes, one.devices, None),
+            *(one.joined_at or None, one.gone_at, one.reason),
+        )
+        for one in await cluster.gone_nodes(since_s=time.time() - since)
+    ]
+    return [*present, *gone]
+
+
+async def _events(cluster: Cluster, since: float) -> Rows:
+    found = await cluster.find_events(since_s=time.time() - since, limit=0)
+    return [(one.time, _nullable(one.job), one.what, one.text) for one in found]
+
+
+async def _usage(cluster: Cluster, since: float) -> Rows:
+    now = time.time()
+    return list(daily(await cluster.attempts(since_s=now - since), since, now))
+
+
+def daily(attempts: Sequence[AttemptRecord], since: float, until: float) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of ``usage``: what was held on each day between two times, by user, namespace and machine kind."""
+    groups: dict[tuple[str, str, str], list[AttemptRecord]] = {}
+    for one in attempts:
+        groups.setdefault((one.user, one.namespace, one.machine), []).append(one)
+    begin = since
+    while begin < until:
+        end = min(until, (begin // DAY_S + 1) * DAY_S)
+        day = time.strftime("%Y-%m-%d", time.gmtime(begin))
+        for key, some in sorted(groups.items()):
+            for total in sums(some, "user", begin, end):
+                held = total.held
+                yield (day, *key, total.attempts, held.cpu, held.memory_gib, held.all_chips)
+        begin = end
+
+
+READERS: Mapping[str, Callable[[Cluster, float], Awaitable[Rows]]] = {
+    "jobs": _jobs,
+    "attempts": _attempts,
+    "nodes": _nodes,
+    "events": _events,
+    "usage": _usage,
+}
+"""Functions that return the rows of each table since a time."""
