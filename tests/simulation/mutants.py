@@ -73,6 +73,11 @@ MUTANTS: Mapping[str, Mutant] = {
     "a lost node keeps its attempts": Mutant(
         "fray.scheduler.nodes.nodes:_give_up", "        if attempt.living:", "        if False:"
     ),
+    "the history lacks attempts of lost machines": Mutant(
+        f"{_TRANSITIONS}:end_attempt",
+        "    out.record(attempt_record(state, attempt))",
+        "    if outcome.cause is not EndReason.MACHINE_LOST:\n        out.record(attempt_record(state, attempt))",
+    ),
     "a restarted node's attempts live on": Mutant(
         "fray.scheduler.nodes.nodes:on_node_joined",
         '_give_up(state, out, node, f"the node {node.name} was restarted", last_seen_at(state, node))',
