@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import trio
 
 from fray.controller import history_tables
 from fray.controller.connections import history_requests
+from fray.controller.options import parse
 from fray.controller.store import Store
 from fray.errors import InvalidRequest
 from fray.model.messages.history import AttemptRecord, FindEvents, GetAttempts, GetNodeHistory, NodeRecord
@@ -59,7 +61,7 @@ def everything(store: Store, since: float) -> list[AttemptRecord]:
     return found
 
 
-def test_records_are_there_again_as_they_were(tmp_path: Any) -> None:
+def test_records_are_there_again_as_they_were(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     machine = NodeRecord(
         node="n1",
@@ -78,6 +80,23 @@ def test_records_are_there_again_as_they_were(tmp_path: Any) -> None:
     (found,) = store.history.nodes()
     assert (found.attributes, found.reason) == ({"zone": "a"}, "half \\udcff")
     store.close()
+
+
+def test_a_store_that_was_made_without_the_tables_gets_them(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    store._db.execute("DROP TABLE past_attempts")
+    store._db.execute("DROP TABLE past_nodes")
+    store.close()
+    store = Store(tmp_path / "store", history_limit=7)
+    assert (store.history.attempts(0, 0.0), store.history.nodes(), store.history.limit) == (((), 0), (), 7)
+    store.close()
+
+
+def test_the_number_of_records_is_an_option_of_the_controller() -> None:
+    assert parse([]).history_limit == history_tables.HISTORY_LIMIT
+    assert parse(["--keep-history", "1000"]).history_limit == 1000
+    with pytest.raises(InvalidRequest, match="--keep-history 0 must be 1 to"):
+        parse(["--keep-history", "0"])
 
 
 def test_the_first_end_of_a_machine_counts() -> None:
