@@ -306,6 +306,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "net": (
         ("auth",),
         (
+            "alarm",
             "atomic_file",
             "codec",
             "daemon_logging",

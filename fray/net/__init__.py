@@ -3,6 +3,7 @@
 Bottom up, each layer importing only those before it:
 
 - `process_identity`, `file_limits`, `daemon_logging`, `limited_log`, `storage`: services of the operating system.
+- `alarm`: a wait for a time that may change.
 - `auth`, `codec`: proofs of keys, and frames and messages as bytes. Pure.
 - `tls`: certificates and TLS contexts.
 - `transport`: the interface of one connection; `transports` implements it in memory and over sockets.

@@ -7,7 +7,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 from unittest import mock
@@ -15,6 +15,9 @@ from unittest import mock
 import trio
 from attrs import evolve
 
+import fray.net.channel.connection
+import fray.net.transports.memory
+from fray.net.alarm import Alarm
 from fray.testing.ground_truth import Violation
 from fray.testing.seed import Seed, Trace, steady
 from tests.simulation.code_version import code_version
@@ -113,16 +116,86 @@ class _DeadlineChange:
                 deadlines.add(new, scope)
 
 
+class _PlainAlarm:
+    """`fray.net.alarm.Alarm` as an entry among Trio's deadlines: to cancel a scope costs several times its content.
+
+    Trio treats it as a cancel scope whose deadline has come.
+    """
+
+    __slots__ = ("_deadline", "_lot", "_registered_deadline", "_task")
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+        self._registered_deadline = math.inf
+        self._task: trio.lowlevel.Task | None = None
+        self._lot: Any = None
+
+    @property
+    def deadline(self) -> float:
+        return self._deadline
+
+    @deadline.setter
+    def deadline(self, deadline: float) -> None:
+        self._deadline = deadline
+        if self._task is not None:
+            self._register(deadline)
+
+    async def wait(self, lot: trio.lowlevel.ParkingLot | None = None) -> None:
+        self._task, self._lot = trio.lowlevel.current_task(), lot
+        self._register(self._deadline)
+        try:
+            if lot is None:
+                await trio.lowlevel.wait_task_rescheduled(self._abort)
+            else:
+                await lot.park()
+        finally:
+            self._task = None
+            self._register(math.inf)
+
+    def _register(self, new: float) -> None:
+        old, self._registered_deadline = self._registered_deadline, new
+        if old != new:
+            deadlines = trio._core._run.GLOBAL_RUN_CONTEXT.runner.deadlines
+            if old != math.inf:
+                deadlines.remove(old, self)
+            if new != math.inf:
+                deadlines.add(new, self)
+
+    def _abort(self, _: object) -> trio.lowlevel.Abort:
+        self._task = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def _cancel(self, reason: object) -> None:
+        """End the wait: called by Trio at the deadline."""
+        self._register(math.inf)
+        task, self._task = self._task, None
+        if task is None or (self._lot is not None and self._lot._parked.pop(task, self) is self):
+            return  # unparked or cancelled in this turn: it runs already
+        trio.lowlevel.reschedule(task)
+
+
 @contextmanager
 def _plain_deadlines() -> Iterator[None]:
-    """Use `_DeadlineChange` while entered, in loops of this thread: other threads may be hosts of a guest loop."""
-    original = trio.CancelScope._might_change_registered_deadline
+    """Use `_DeadlineChange` and `_PlainAlarm` while entered, in loops of this thread: other threads may be hosts of a
+    guest loop."""
+    original, sleep_until = trio.CancelScope._might_change_registered_deadline, trio.sleep_until
     thread_id = threading.get_ident()
 
     def change(scope: Any) -> Any:
         return _DeadlineChange(scope) if threading.get_ident() == thread_id else original(scope)
 
-    with mock.patch.object(trio.CancelScope, "_might_change_registered_deadline", change):
+    def alarm(deadline: float) -> Any:
+        return (_PlainAlarm if threading.get_ident() == thread_id else Alarm)(deadline)
+
+    async def sleep(deadline: float) -> None:
+        await (alarm(deadline).wait() if threading.get_ident() == thread_id else sleep_until(deadline))
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(trio.CancelScope, "_might_change_registered_deadline", change))
+        for module in (fray.net.channel.connection, fray.net.transports.memory):
+            stack.enter_context(mock.patch.object(module, "Alarm", alarm))
+        for module in (trio, trio._timeouts):
+            stack.enter_context(mock.patch.object(module, "sleep_until", sleep))
         yield
 
 

@@ -19,12 +19,14 @@ read however old they are.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import trio
 
 from fray.errors import ConnectionFailed, FrayError, MessageTooLarge, Unreachable
+from fray.net.alarm import Alarm
 from fray.net.buffers.chunks import (
     NEAR_WINDOW_BYTES,
     PLACE_BYTES,
@@ -111,7 +113,7 @@ class Connection:
         self._polite = polite
         self._scope = trio.CancelScope()
         self._heartbeat = Heartbeat(self.began, self.began, stale_s=channel.stale_s)
-        self._alarm = trio.CancelScope()
+        self._alarm = Alarm(math.inf)
         self._alarm_soon = False
         self._urgent: list[bytes] = []
         self._ack_now = False
@@ -396,13 +398,12 @@ class Connection:
     async def _tick(self) -> None:
         while True:
             self._read_periods()
-            self._alarm = trio.CancelScope(deadline=self._heartbeat.next_at())
+            self._alarm = Alarm(self._heartbeat.next_at())
             self._alarm_soon = False
-            # The earlier deadline belonged to the previous scope, which is gone.
+            # The earlier deadline belonged to the previous alarm, which is gone.
             if self._channel.inbox.received != self._channel.inbox.acked:
                 self.note_received()
-            with self._alarm:
-                await trio.sleep_forever()
+            await self._alarm.wait()
             now = trio.current_time()
             outbox = self._channel.outbox
             # How late the alarm comes shows a suspension of this process: a clock of its own, without any message of

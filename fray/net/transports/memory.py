@@ -18,6 +18,7 @@ from attrs import define, field, frozen
 
 from fray.errors import ConnectionFailed, InvalidRequest, MessageTooLarge, Refused, Unauthorized, Unreachable
 from fray.net import auth
+from fray.net.alarm import Alarm
 from fray.net.auth import Authorize
 from fray.net.transport import Bytes, Credential, PeerIdentity, Transport
 from fray.net.transports.listener import AuthenticatedListener
@@ -69,7 +70,7 @@ class _Pipe:
     dead_at: float = NEVER
     """Time of the receiver's end: from then on sending fails."""
     changed: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
-    arrival: trio.CancelScope | None = None
+    arrival: Alarm | None = None
     """Wait at the receiver's end (in `receive` or `aclose`), which ends with the next arrival."""
 
     def clear(self) -> None:
@@ -128,8 +129,8 @@ class MemoryTransport:
             due = self._next_event_at(pipe)
             if due > trio.current_time():
                 # No task delivers messages: a virtual clock jumps to the next arrival by this deadline.
-                with trio.CancelScope(deadline=due) as pipe.arrival:
-                    await pipe.changed.park()
+                pipe.arrival = Alarm(due)
+                await pipe.arrival.wait(pipe.changed)
             elif pipe.queue:
                 return self._take(pipe)
             else:
@@ -142,8 +143,8 @@ class MemoryTransport:
         self._out.changed.unpark_all()
         with trio.move_on_after(CLOSE_S):
             while self._closed_reason is None and self._next_event_at(self._back) > trio.current_time():
-                with trio.CancelScope(deadline=self._next_event_at(self._back)) as self._back.arrival:
-                    await self._back.changed.park()
+                self._back.arrival = Alarm(self._next_event_at(self._back))
+                await self._back.arrival.wait(self._back.changed)
         self.abort()
         await trio.lowlevel.checkpoint()
 
