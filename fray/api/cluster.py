@@ -6,6 +6,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
+from attrs import evolve
+
 from fray.api.actors.group import ActorGroup
 from fray.api.actors.handle import ActorHandle
 from fray.api.actors.host import ActorHost
@@ -352,6 +354,24 @@ class Cluster(ExplainsMissing, ActorQueries, NodeAdmin, PeopleAdmin, Reservation
         return await self._list(
             ListJobs(namespace=namespace, prefix=prefix, states=states_of(states), limit=limit or 0)
         )
+
+    async def job_changes(
+        self, since: int = 0, *, limit: int = 500, jobs: Sequence[JobId] = (), namespace: Namespace | None = None
+    ) -> Jobs:
+        """Return jobs that have changed after an earlier answer, to keep a list of all jobs up to date at the cost of
+        its changes; or the present state of some.
+
+        Args:
+            since: ``change`` of the earlier answer; 0: all jobs.
+            limit: at most so many jobs; there is more if ``has_more`` of the answer is set.
+            jobs: in place of changes, the state of those of these that the cluster knows: progress, and the reasons of
+                jobs that wait, change without being changes.
+            namespace: as for `list_jobs`.
+        """
+        query = ListJobs(namespace=namespace, jobs=tuple(jobs), limit=0 if jobs else limit)
+        reply = await self._runtime.client.request(query if jobs else evolve(query, changed_since=since))
+        assert isinstance(reply, Jobs)
+        return reply
 
     async def get_job(self, name: str, namespace: Namespace | None = None) -> Job:
         """Return the job of this name (or id), whichever client launched it: to wait for it, read its output or end it.

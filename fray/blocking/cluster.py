@@ -274,6 +274,7 @@ class Cluster(LaunchMixin, ReservationMixin):
         return requested
 
     list_jobs = make_blocking(native.Cluster.list_jobs)
+    job_changes = make_blocking(native.Cluster.job_changes)
     get_job = make_blocking(native.Cluster.get_job, Job)
     follow_jobs = make_blocking(native.Cluster.follow_jobs, job_list)
     explain = make_blocking(native.Cluster.explain)

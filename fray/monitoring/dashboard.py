@@ -24,6 +24,7 @@ from fray.model.access.roles import Access, AccessRole, access_of
 from fray.model.messages import client, maintenance, people
 from fray.monitoring.connection import ControllerConnection, OpenCluster
 from fray.monitoring.event_stream import ALIVE_S, EventStream, WriteText
+from fray.monitoring.job_tables import JobDocument, JobList
 from fray.monitoring.json_form import plain
 from fray.monitoring.live import LiveTables, Table
 from fray.monitoring.rows import COLUMNS, Row, job_row, keyed, node_row, queue_row
@@ -203,9 +204,6 @@ class Dashboard:
     # What is shown
 
     def _add_tables(self) -> None:
-        async def jobs(cluster: Cluster) -> Sequence[Row]:
-            return [job_row(info) for info in await cluster.list_jobs("*")]
-
         async def nodes(cluster: Cluster) -> Sequence[Row]:
             return [node_row(node) for node in await cluster.nodes()]
 
@@ -239,10 +237,12 @@ class Dashboard:
             return [["audit", plain(found)]]
 
         for ask, every_s in (
-            *((jobs, 0.2), (nodes, 0.2), (queue, 1.0), (usage, 1.0), (samples, 20.0)),
+            *((nodes, 0.2), (queue, 1.0), (usage, 1.0), (samples, 20.0)),
             *((reservations, 1.0), (groups, 1.0), (job_groups, 1.0), (users, 5.0), (audit, 5.0)),
         ):
-            self._live.add(ask.__name__, ask, every_s)
+            self._live.add(ask.__name__, ask, every_s=every_s)
+        jobs = JobList()
+        self._live.add("jobs", jobs.ask_changes, jobs.ask_living, is_kept=True)
 
     def _status(self, away_s: float) -> Row:
         viewer = self._viewer
@@ -263,7 +263,7 @@ class Dashboard:
         if unknown:
             return PlainTextResponse(f"there is no table {unknown[0]!r}\n", 404)
         job = request.query_params.get("job", "")
-        own = Table("job", _JobDocument(job).ask, 0.25) if job else None
+        own = Table("job", [JobDocument(job).ask], 0.2) if job else None
 
         async def produce(write: WriteText) -> None:
             async with self._streams:
@@ -280,10 +280,12 @@ class Dashboard:
         name = request.path_params["name"]
         if name not in self._live:
             raise InvalidRequest(f"there is no table {name!r}")
+        if name == "jobs":  # else only those that have changed since pages were sent them
+            return {"columns": COLUMNS[name], "rows": [job_row(info) for info in await self._cluster().list_jobs("*")]}
         return {"columns": COLUMNS.get(name), "rows": await self._live.ask_once(name)}
 
     async def _job(self, request: Request) -> Any:
-        (row,) = await _JobDocument(request.path_params["job"]).ask(self._cluster())
+        (row,) = await JobDocument(request.path_params["job"]).ask(self._cluster())
         return row[1]
 
     async def _logs(self, request: Request) -> Any:
@@ -360,25 +362,6 @@ class Dashboard:
                 return JSONResponse({"error": str(error)}, _status_of(error))
 
         return endpoint
-
-
-class _JobDocument:
-    """One job as a document: its record, explanation and events. The latter two are asked again when it has changed."""
-
-    def __init__(self, job_id: str) -> None:
-        self._job_id = job_id
-        self._seen: Any = None
-        self._rest: dict[str, Any] = {}
-
-    async def ask(self, cluster: Cluster) -> Sequence[Row]:
-        """Return the row. Raises FrayError."""
-        info = await cluster.poll(self._job_id)
-        seen = (info.state, info.reason, len(info.attempts), tuple(each.cause for each in info.attempts))
-        if seen != self._seen:
-            events = plain(await cluster.events(self._job_id))
-            self._rest = {"explanation": await cluster.explain(self._job_id), "events": events}
-            self._seen = seen
-        return [["job", {"info": plain(info), **self._rest}]]
 
 
 async def _read_lines(lines: Any, send: trio.MemorySendChannel[str]) -> None:

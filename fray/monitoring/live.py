@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TypeAlias
 
 import trio
-from attrs import define, field
+from attrs import define, field, frozen
 
 from fray.api.cluster import Cluster
 from fray.errors import ConnectionFailed, FrayError
@@ -28,7 +28,22 @@ ASK_LIMIT_S = 10.0
 ANSWER_WITHIN_S = 3.0
 """Seconds after which a controller that has not answered is shown as away."""
 
-Ask: TypeAlias = Callable[[Cluster], Awaitable[Sequence[Row]]]
+
+@frozen
+class Changes:
+    """Some rows of a table."""
+
+    rows: Sequence[Row]
+    gone: Sequence[str] = ()
+    """Keys of rows to be removed."""
+    is_whole: bool = False
+    """All other rows are to be removed, too."""
+    has_more: bool = False
+    """There are further changes: they are asked for at once."""
+
+
+Ask: TypeAlias = Callable[[Cluster], Awaitable["Sequence[Row] | Changes | None"]]
+"""Question for all rows of a table, or for those that have changed; None: there was nothing to ask."""
 FindCluster: TypeAlias = Callable[[], Cluster | None]
 
 
@@ -37,8 +52,11 @@ class Table:
     """One table: its rows as JSON by key, and the pages that show it."""
 
     name: str
-    ask: Ask
+    asks: Sequence[Ask]
+    """Questions about it, each with a pace of its own."""
     every_s: float
+    is_kept: bool = False
+    """True if its rows stay while no page shows it."""
     rows: dict[str, str] = field(factory=dict)
     pages: dict[Page, None] = field(factory=dict)
     is_known: bool = False
@@ -46,6 +64,16 @@ class Table:
     error: str = ""
     """Reason why the controller refused the last question; empty if it did not."""
     asking: trio.CancelScope | None = None
+
+    def take(self, answer: Sequence[Row] | Changes | None) -> bool:
+        """Take an answer; return whether there is more to ask for."""
+        if answer is None:
+            return False
+        if isinstance(answer, Changes) and not answer.is_whole:
+            self.merge(answer.rows, answer.gone)
+            return answer.has_more
+        self.replace(answer.rows if isinstance(answer, Changes) else answer)
+        return isinstance(answer, Changes) and answer.has_more
 
     def replace(self, found: Iterable[Row]) -> None:
         """Take all rows; mark those that differ for the pages."""
@@ -55,6 +83,15 @@ class Table:
         changed = [key for key, text in rows.items() if self.rows.get(key) != text]
         self.rows = rows
         self._mark([*changed, *gone], is_changed)
+
+    def merge(self, found: Iterable[Row], gone: Iterable[str] = ()) -> None:
+        """Take some rows, and remove some."""
+        is_changed, self.error = self.error != "", ""
+        rows = {str(row[0]): json.dumps(row, separators=(",", ":")) for row in found}
+        changed = [key for key, text in rows.items() if self.rows.get(key) != text]
+        self.rows.update(rows)
+        removed = [key for key in gone if self.rows.pop(key, None) is not None]
+        self._mark([*changed, *removed], is_changed)
 
     def refuse(self, error: str) -> None:
         """Take the reason why there is no answer; the rows stay."""
@@ -109,16 +146,16 @@ class LiveTables:
 
     def __init__(self, cluster: FindCluster, describe: Callable[[float], Row]) -> None:
         self._cluster, self._describe = cluster, describe
-        self._status = Table("status", self._ask_status, math.inf)
+        self._status = Table("status", [self._ask_status], math.inf)
         self._tables: dict[str, Table] = {"status": self._status}
         self._nursery: trio.Nursery | None = None
-        self._asked: dict[Table, float] = {}
+        self._asked: dict[Ask, float] = {}
         """Time at which each question that has not been answered was sent."""
         self._away_since: float | None = None
 
-    def add(self, name: str, ask: Ask, every_s: float = ASK_EVERY_S) -> None:
-        """Add a table, of which ``ask`` returns all rows, every ``every_s`` seconds while a page shows it."""
-        self._tables[name] = Table(name, ask, every_s)
+    def add(self, name: str, *asks: Ask, every_s: float = ASK_EVERY_S, is_kept: bool = False) -> None:
+        """Add a table, about which ``asks`` ask every ``every_s`` seconds while a page shows it."""
+        self._tables[name] = Table(name, asks, every_s, is_kept)
 
     def __contains__(self, name: str) -> bool:
         return name in self._tables
@@ -133,7 +170,8 @@ class LiveTables:
         cluster = self._cluster()
         if cluster is None:
             raise ConnectionFailed("the controller does not answer")
-        return await self._tables[name].ask(cluster)
+        answer = await self._tables[name].asks[0](cluster)
+        return answer.rows if isinstance(answer, Changes) else answer or ()
 
     @contextmanager
     def open_page(self, names: Iterable[str], own: Table | None = None) -> Iterator[Page]:
@@ -158,8 +196,9 @@ class LiveTables:
                 if not table.pages and table.asking is not None:
                     table.asking.cancel()
                     table.asking = None
-                    # What it had is old when the next page comes.
-                    table.rows, table.is_known = {}, False
+                    if not table.is_kept:
+                        # What it had is old when the next page comes.
+                        table.rows, table.is_known = {}, False
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Ask for what pages show, until cancelled."""
@@ -185,20 +224,28 @@ class LiveTables:
 
     async def _keep_asking(self, table: Table, scope: trio.CancelScope) -> None:
         with scope:
-            while True:
-                began = trio.current_time()
-                await self._ask(table)
-                took_s = trio.current_time() - began
-                await trio.sleep(min(max(table.every_s, took_s / ASK_PART), max(table.every_s, ASK_LIMIT_S)))
+            async with trio.open_nursery() as nursery:
+                for ask in table.asks:
+                    nursery.start_soon(self._repeat, table, ask)
 
-    async def _ask(self, table: Table) -> None:
+    async def _repeat(self, table: Table, ask: Ask) -> None:
+        while True:
+            began = trio.current_time()
+            if await self._ask(table, ask):
+                continue
+            took_s = trio.current_time() - began
+            await trio.sleep(min(max(table.every_s, took_s / ASK_PART), max(table.every_s, ASK_LIMIT_S)))
+
+    async def _ask(self, table: Table, ask: Ask) -> bool:
+        """Ask once; return whether there is more."""
         cluster = self._cluster()
         if cluster is None:
-            return
-        self._asked[table] = trio.current_time()
+            return False
+        self._asked[ask] = trio.current_time()
         try:
-            table.replace(await table.ask(cluster))
+            return table.take(await ask(cluster))
         except FrayError as error:
             table.refuse(str(error))
+            return False
         finally:
-            del self._asked[table]
+            del self._asked[ask]

@@ -100,17 +100,18 @@ def list_jobs(
     state: State,
     namespace: Namespace | None = None,
     *,
+    only: Sequence[JobId] = (),
     name: str = "",
     prefix: str = "",
     states: Sequence[JobState] = (),
     limit: int = 0,
     is_visible: Callable[[JobRow], bool] = lambda job: True,
 ) -> tuple[JobInfo, ...]:
-    """Return jobs on record, newest last: of one namespace, of one name, of names or ids with a prefix, in some
-    states; of those that are visible."""
+    """Return jobs on record, newest last: of one namespace, of some ids (in their order), of one name, of names or ids
+    with a prefix, in some states; of those that are visible."""
     found = [
         job.job_id
-        for job in state.jobs.values()
+        for job in ((state.jobs[job_id] for job_id in only if job_id in state.jobs) if only else state.jobs.values())
         if namespace in (None, job.spec.namespace)
         and (not name or job.spec.name == name)
         and job.job_id.startswith(prefix)  # an id is the name, and more

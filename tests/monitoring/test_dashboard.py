@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
-from tests.processes.lab import Lab, open_lab
+import fray
+from tests.processes.lab import TOKEN, Lab, open_lab
 from tests.support.dashboards import run_fray, running_dashboard
 
 MARKUP = "<img src=x onerror=alert(1)>"
@@ -109,6 +111,22 @@ def test_a_stream_has_all_rows_once_and_then_those_that_change(lab: Lab) -> None
         while not any(row[:3] == [second, "second", "running"] for event in seen for row in event["rows"]):
             seen.append(next(events))
         assert all(row[0] in (first, second) for event in seen if event["table"] == "jobs" for row in event["rows"])
+
+
+async def test_a_list_kept_by_changes_is_the_list_of_all_jobs(lab: Lab) -> None:
+    for name in ("a", "b", "c"):
+        await trio.to_thread.run_sync(launched, lab, name, "true")
+    async with fray.open_cluster(lab.spec, token=TOKEN) as cluster:
+        kept, change, has_more = set(), 0, True
+        while has_more:
+            reply = await cluster.job_changes(change, limit=2, namespace="*")
+            assert len(reply.jobs) <= 2
+            kept |= {info.job_id for info in reply.jobs}
+            change, has_more = reply.change, reply.has_more
+        ids = [info.job_id for info in await cluster.list_jobs("*")]
+        assert kept == set(ids)
+        some = await cluster.job_changes(jobs=[ids[1], "unknown-1", ids[0]], namespace="*")
+        assert [info.job_id for info in some.jobs] == [ids[1], ids[0]]
 
 
 def test_a_log_is_followed_to_its_end(lab: Lab) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import ssl
 import sys
 from functools import partial
@@ -60,21 +61,33 @@ def check_reach(options: argparse.Namespace, is_protected: bool, missing: str) -
 
 
 async def serve(options: argparse.Namespace, source: Any, tls: ssl.SSLContext | None, path: str) -> None:
-    """Run ``source``, and serve its ``app`` until cancelled; print the URL with ``path``.
+    """Run ``source``, and serve its ``app`` until Ctrl-C; print the URL with ``path``.
 
     Raises:
+        KeyboardInterrupt: Ctrl-C.
         FrayError: the first connection of ``source`` fails.
         InvalidRequest: the address cannot be listened on.
     """
+    # Received as a signal: Trio would raise it in whatever task runs, and Hypercorn takes it for an error of a request.
+    with trio.open_signal_receiver(signal.SIGINT) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_start, nursery, options, source, tls, path)
+            await anext(signals)
+            nursery.cancel_scope.cancel()
+    raise KeyboardInterrupt
+
+
+async def _start(
+    nursery: trio.Nursery, options: argparse.Namespace, source: Any, tls: ssl.SSLContext | None, path: str
+) -> None:
     host, port = listen_address(options)
-    async with trio.open_nursery() as nursery:
-        await nursery.start(source.run)
-        try:
-            address: HttpAddress = await nursery.start(partial(serve_http, source.app, host=host, port=port, tls=tls))
-        except OSError as error:
-            raise InvalidRequest(f"--listen {options.listen}: {error.strerror or error}") from None
-        if options.json:
-            say_json({"url": f"{address.url}{path}"})
-            sys.stdout.flush()
-        else:
-            note(f"serving {address.url}{path}")
+    await nursery.start(source.run)
+    try:
+        address: HttpAddress = await nursery.start(partial(serve_http, source.app, host=host, port=port, tls=tls))
+    except OSError as error:
+        raise InvalidRequest(f"--listen {options.listen}: {error.strerror or error}") from None
+    if options.json:
+        say_json({"url": f"{address.url}{path}"})
+        sys.stdout.flush()
+    else:
+        note(f"serving {address.url}{path}")

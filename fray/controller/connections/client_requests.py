@@ -147,9 +147,12 @@ def watch_jobs(client: ClientConnection, ref: int, message: messages.WatchJobs, 
 
 
 def list_jobs(client: ClientConnection, ref: int, message: messages.ListJobs, blobs: Sequence[Bytes]) -> Answer:
+    if message.changed_since is not None:
+        return _changed_jobs(client, message, message.changed_since), ()
     found = views.list_jobs(
         client.context.state,
         _namespace(client, message.namespace),
+        only=message.jobs,
         name=message.name,
         prefix=message.prefix,
         states=message.states,
@@ -158,6 +161,33 @@ def list_jobs(client: ClientConnection, ref: int, message: messages.ListJobs, bl
         is_visible=_visible(client, message),
     )
     return messages.Jobs(jobs=bounded_list(tuple(map(client.context.attempt_metrics.listed, found)))), ()
+
+
+def _changed_jobs(client: ClientConnection, message: messages.ListJobs, since: int) -> messages.Jobs:
+    """Return the jobs that have changed since then; of the conditions of a list only the namespace and the limit
+    count."""
+    state, changes = client.context.state, client.subscriptions.changes
+    is_visible, namespace = _visible(client, message), _namespace(client, message.namespace)
+    is_reset, changed, forgotten = changes.since(since, state.jobs.keys())
+    found: list[JobInfo] = []
+    last, limit = changes.last, message.limit if message.limit > 0 else len(changed)
+    for job_id, number in changed:
+        job = state.jobs[job_id]
+        if namespace not in (None, job.spec.namespace) or not is_visible(job):
+            continue
+        if len(found) == limit:
+            break
+        found.append(views.job_info(state, job_id))
+        last = number
+    else:
+        last = changes.last
+    return messages.Jobs(
+        jobs=bounded_list(tuple(map(client.context.attempt_metrics.listed, found))),
+        change=last,
+        has_more=last < changes.last,
+        is_reset=is_reset,
+        forgotten=tuple(forgotten),
+    )
 
 
 def _visible(client: ClientConnection, message: object) -> Callable[[JobRow], bool]:

@@ -19,6 +19,7 @@ from fray.controller.connections.client import ClientConnection
 from fray.controller.connections.client_logs import LogFeed
 from fray.controller.connections.client_requests import handle_request
 from fray.controller.connections.defects import Defects
+from fray.controller.connections.job_changes import JobChanges
 from fray.controller.connections.keys import ConnectionKeys
 from fray.controller.connections.node import NodeConnection
 from fray.controller.connections.session_errors import internal_error, session_ended, session_unknown
@@ -119,7 +120,7 @@ class Gateway:
         self.keys = ConnectionKeys(context, tokens, lambda: {one.channel.remote for one in self._all_connections()})
         tokens.on_change = self._on_tokens_changed
         self._nursery = nursery
-        self._subscriptions: SubscriptionIndex[ClientConnection] = SubscriptionIndex()
+        self._subscriptions: SubscriptionIndex[ClientConnection] = SubscriptionIndex(JobChanges(context.epoch))
         self._log_feed = LogFeed(context)
         self._clients: dict[SessionId, ClientConnection] = {}
         self._nodes: dict[NodeName, NodeConnection] = {}
@@ -549,6 +550,7 @@ class Gateway:
             connection.finish(effect.reason)
 
     def _on_job_changed(self, job_id: JobId) -> None:
+        self._subscriptions.changes.record(job_id)
         # A copy, since finished jobs are unsubscribed below; and no record is made if no client follows the job.
         connections = list(self._subscriptions.jobs.subscribers(job_id))
         if not connections:

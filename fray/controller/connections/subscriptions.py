@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 from attrs import define, field
 
+from fray.controller.connections.job_changes import JobChanges
 from fray.controller.connections.waiting_jobs import WaitingJobs
 from fray.errors import InvalidRequest
 from fray.model.ids import JobId
@@ -67,6 +68,7 @@ class Subscriptions(Generic[K, S]):
 class SubscriptionIndex(Generic[S]):
     """Subscriptions of all clients, by kind."""
 
+    changes: JobChanges
     jobs: Subscriptions[JobId, S] = field(factory=Subscriptions)
     reservations: Subscriptions[ReservationId, S] = field(factory=Subscriptions)
     names: Subscriptions[str, S] = field(factory=Subscriptions)

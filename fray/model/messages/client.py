@@ -167,6 +167,11 @@ class ListJobs:
     """Only jobs in one of these states; empty: in any."""
     limit: int = 0
     """Maximum number, newest first; 0: all."""
+    jobs: tuple[JobId, ...] = ()
+    """Only those of these that are on record; empty: any."""
+    changed_since: int | None = None
+    """Only jobs that have changed after this `Jobs.change`, at most ``limit``, those that changed first come first; 0:
+    all. Progress and the reasons of waiting jobs change without it."""
 
 
 @frozen(kw_only=True)
@@ -174,6 +179,15 @@ class Jobs:
     jobs: tuple[JobInfo, ...]
     warnings: tuple[str, ...] = ()
     """Warnings about jobs that a launch has made, for its author."""
+    change: int = 0
+    """For ``changed_since``: number of the last change that is in this reply; 0 from a controller of an earlier
+    release, which has sent all."""
+    has_more: bool = False
+    """There are further changes after that."""
+    is_reset: bool = False
+    """The number asked for is of another epoch or too old: what the client has is to be dropped."""
+    forgotten: tuple[JobId, ...] = ()
+    """Jobs that are no longer on record since then."""
 
 
 @frozen(kw_only=True)
