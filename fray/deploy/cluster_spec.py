@@ -25,6 +25,8 @@ class Spec:
     memory: str | None = None
     """Memory of each node; None: its share of the machine's."""
     pid_namespace: str = "auto"
+    preload: tuple[str, ...] = ()
+    """Modules that processes of jobs have imported when they start."""
     policy: str | None = None
     """Path of a policy file."""
 
@@ -80,7 +82,7 @@ def _local_spec(spec: str, options: dict[str, str]) -> Spec:
 
 
 def _machine_spec(spec: str, options: dict[str, str]) -> Spec:
-    unknown = sorted(options.keys() - {"nodes", "cpu", "memory", "pid_namespace", "policy"})
+    unknown = sorted(options.keys() - {"nodes", "cpu", "memory", "pid_namespace", "policy", "preload"})
     try:
         if unknown:
             raise ValueError(f"unknown option {unknown[0]!r}")
@@ -90,6 +92,9 @@ def _machine_spec(spec: str, options: dict[str, str]) -> Spec:
             raise ValueError("nodes must be 1 to 64 (0 if a policy has machine groups), and cpu more than 0")
         if options.get("pid_namespace", "auto") not in ("auto", "on", "off"):
             raise ValueError("pid_namespace must be auto, on or off")
+        preload = tuple(filter(None, options.get("preload", "").split(",")))
+        if wrong := [name for name in preload if not all(map(str.isidentifier, name.split(".")))]:
+            raise ValueError(f"preload names modules, such as numpy,pyarrow: not {wrong[0]!r}")
     except ValueError as error:
         raise UnknownClusterSpec(
             f"{spec!r}: {error}; write for example 'machine?nodes=2&cpu=4&memory=8GB'", spec=spec
@@ -100,5 +105,6 @@ def _machine_spec(spec: str, options: dict[str, str]) -> Spec:
         cpu=None if cpu is None else float(cpu),
         memory=options.get("memory"),
         pid_namespace=options.get("pid_namespace", "auto"),
+        preload=preload,
         policy=options.get("policy"),
     )

@@ -87,6 +87,7 @@ async def open_machine(
             state_dir=child.state_dir,
             parent_pid=os.getpid(),
             pid_namespace=PidNamespaceMode(spec.pid_namespace),
+            preload=spec.preload,
         )
         for index, child in enumerate(children)
     ]

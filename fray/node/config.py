@@ -102,6 +102,8 @@ class NodeConfig:
     """Directory of `fray.node.secrets`; empty: this node has none."""
     pid_namespace: PidNamespaceMode = PidNamespaceMode.AUTO
     memory_limit: MemoryLimitMode = MemoryLimitMode.AUTO
+    preload: tuple[str, ...] = ()
+    """Modules that the processes of jobs have imported when they start, in the node's own environment."""
     logs: LogRules = Factory(LogRules)
     environments: EnvironmentLimits = Factory(EnvironmentLimits)
     boot_id: str = ""

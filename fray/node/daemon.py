@@ -95,6 +95,7 @@ async def serve_daemon(
     launcher = ProcessLauncher(
         config.state_dir,
         warm=warm,
+        preload=config.preload,
         # This process starts nothing but the node's children, so every other child is an orphan to be killed.
         subreaper=True,
         offered=offered,

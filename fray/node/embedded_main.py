@@ -47,11 +47,19 @@ def _be_node(config_fd: int, zygote: ForkedZygote) -> int:
         with open(config_fd, "rb") as file:
             config = from_json(NodeConfig, file.read())
         daemon_logging.configure(None)
-        trio.run(serve_daemon, config, zygote)
+        if config.preload:
+            _end(zygote)
+        trio.run(serve_daemon, config, None if config.preload else zygote)
     except (FrayError, OSError) as error:
         print(f"fray-node: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _end(zygote: ForkedZygote) -> None:
+    """End the zygote, which has imported too little: the node starts another one, in an interpreter of its own."""
+    zygote.link.close()
+    os.waitpid(zygote.pid, 0)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from fray.net.transports.websocket import WebSocketNetwork
         ("local", Spec("local")),
         ("machine", Spec("machine")),
         ("machine?nodes=3&cpu=0.5&memory=2GB", Spec("machine", nodes=3, cpu=0.5, memory="2GB")),
+        ("machine?preload=numpy,pyarrow.compute", Spec("machine", preload=("numpy", "pyarrow.compute"))),
         ("fray://10.0.0.5:7000", Spec("fray", address="tcp:10.0.0.5:7000")),
         ("fray://head", Spec("fray", address="tcp:head:7421")),
         ("fray+unix:///run/fray.sock", Spec("fray", address="unix:/run/fray.sock")),
@@ -44,7 +45,17 @@ def test_an_address_is_written_as_the_spec_that_leads_there(address: str, spec: 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "lokal", "ray://x", "machine?nodes=0", "machine?nodes=x", "machine?cpus=4", "fray://", "fray://h:99999"],
+    [
+        "",
+        "lokal",
+        "ray://x",
+        "machine?nodes=0",
+        "machine?nodes=x",
+        "machine?cpus=4",
+        "machine?preload=a;b",
+        "fray://",
+        "fray://h:99999",
+    ],
 )
 def test_an_unknown_spec_is_refused_with_the_valid_ones(text: str) -> None:
     with pytest.raises(fray.UnknownClusterSpec, match=r"machine|fray://"):

@@ -13,6 +13,7 @@ import v2_contract as contract
 from v2_contract import *  # noqa: F403
 from v2_contract import Capabilities
 
+from fray.errors import LaunchFailed
 from fray.v2 import FrayClient
 
 
@@ -37,6 +38,29 @@ def test_a_client_goes_to_a_job_and_is_that_jobs_own_there(client: FrayClient, t
     job = client.submit(contract.request(submit_through, client, tmp_path / "done"))
     assert job.wait(timeout=contract.LATE_S) == "succeeded"
     assert (tmp_path / "done").read_text() == "done"
+
+
+class Modules:
+    def __init__(self) -> None:
+        self.at_start = set(sys.modules)
+
+    def are_there_from_the_start(self, *names: str) -> bool:
+        return self.at_start.issuperset(names)
+
+
+def test_processes_start_with_the_modules_that_the_spec_preloads() -> None:
+    for spec, there in (("machine?cpu=2&preload=wave,xmlrpc.client", True), ("machine?cpu=2", False)):
+        with FrayClient(spec, logs=False) as client:
+            modules = client.create_actor(Modules, name="modules")
+            assert modules.are_there_from_the_start("wave", "xmlrpc.client") == there
+
+
+def test_a_module_that_cannot_be_preloaded_is_the_error_of_the_cluster() -> None:
+    with (
+        pytest.raises(LaunchFailed, match=r"(?s)No module named 'no_such_module'.*while it imported.* no_such_module"),
+        FrayClient("machine?preload=no_such_module", logs=False) as client,
+    ):
+        client.create_actor(Modules, name="modules").are_there_from_the_start()
 
 
 def submit_through(client: FrayClient, path: Path) -> None:

@@ -45,7 +45,8 @@ def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         with LocalClient() as threads:
             yield threads
     elif request.param == "machine":
-        with FrayClient("machine?nodes=1&cpu=4") as processes:
+        # Each process would import Zephyr: the tests without it are those of the script, and on a running cluster.
+        with FrayClient("machine?nodes=1&cpu=4&preload=zephyr.worker,zephyr.context") as processes:
             yield processes
     else:
         with open_lab(tmp_path_factory.mktemp("lab"), "one") as lab, FrayClient(lab.spec, token=TOKEN) as cluster:

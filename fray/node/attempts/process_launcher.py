@@ -108,6 +108,7 @@ class ProcessLauncher(Launcher):
         *,
         entry: str = ENTRY,
         warm: Sequence[str] = PRELOAD,
+        preload: Sequence[str] = (),
         subreaper: bool = False,
         offered: Mapping[str, int] | None = None,
         zygote: ForkedZygote | None = None,
@@ -136,7 +137,8 @@ class ProcessLauncher(Launcher):
         self._is_new = zygote is not None
         environ = node_environ(os.environ, str(self.state_dir))
         self._descriptors = descriptors
-        self.zygotes = ZygoteManager(warm, environ, self._on_zygote_lost, zygote, descriptors=descriptors)
+        own = (*warm, *preload)
+        self.zygotes = ZygoteManager(own, environ, self._on_zygote_lost, zygote, descriptors=descriptors)
         self.zygote_pool = ZygotePool(self.zygotes, partial(self._make_zygote_manager, warm))
         self.attempt_limiter = AttemptLimiter()
         self._attempts: dict[str, RunningAttempt] = {}
