@@ -98,13 +98,13 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path, request: pytest.F
     "page",
     [pytest.param(page, id=page.name, marks=_marks(page)) for page in PAGES if blocks(page, "sh run")],
 )
-def test_the_marked_shell_blocks_of_a_page_run(page: Path) -> None:
+def test_the_marked_shell_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for _, script in blocks(page, "sh run"):
         done = subprocess.run(
             ["bash", "-euc", script],
             cwd=ROOT,
-            env={**os.environ, "PATH": path},
+            env={**os.environ, "PATH": path, "XDG_STATE_HOME": str(tmp_path)},
             capture_output=True,
             text=True,
             timeout=WITHIN_S,

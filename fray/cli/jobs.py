@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import getpass
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 
@@ -20,7 +19,9 @@ from fray.cli.formatting import (
     table,
 )
 from fray.cli.output import (
+    can_ask,
     clock,
+    confirmed,
     note,
     say,
     say_json,
@@ -477,14 +478,14 @@ def _none_living(options: argparse.Namespace) -> str:
 
 async def _may_stop(cluster: Cluster, options: argparse.Namespace) -> bool:
     """Ask on a terminal whether the several jobs of a prefix or group may be stopped; elsewhere return True."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not can_ask():
         return True
     found = await _chosen_living(cluster, options)
     if len(found) <= 1:
         return True
-    note(f"these {len(found)} jobs, and all below them, would be stopped:\n{listed(found)}\nStop them? [y/N]")
-    answer = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
-    return answer.strip().lower() in ("y", "yes")
+    return await confirmed(
+        f"these {len(found)} jobs, and all below them, would be stopped:\n{listed(found)}\nStop them? [y/N]"
+    )
 
 
 def stop_reason(reason: str) -> str:

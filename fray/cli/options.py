@@ -17,8 +17,8 @@ STATES = ("pending", "running", "succeeded", "failed", "stopped")
 ABOUT = """\
 Start, inspect and stop jobs and actors on a Fray cluster."""
 EPILOG = """\
-cluster: --cluster fray://host:port, else FRAY_CLUSTER_SPEC, else that of the last `fray login`.
-key: --token-file FILE, else FRAY_TOKEN, else that of `fray login`.
+cluster: --cluster fray://host:port, else FRAY_CLUSTER_SPEC, else that of the last `fray login`, else of `fray up`.
+key: --token-file FILE, else FRAY_TOKEN, else that of `fray login`, else of `fray up`.
 job: its id or its name, in full; of several that have ended, the newest.
 
 exit codes: 0 success, 1 failed or unreachable, 2 wrong usage, 124 timeout, 130 Ctrl-C, 141 output closed;
@@ -55,7 +55,7 @@ def parser_of() -> Parser:
     about_shares = (_queue, _usage, add_history, add_cost, add_sql)
     about_machines = (_nodes, _node, _machine_groups, _scale, _cordon, _uncordon, _drain, _reservations, _reservation)
     about_people = (_login, _logout, _user, _key, _namespace, _audit)
-    about_cluster = (_token, _ca, _actors, _doctor, _backup, _metrics, _dashboard)
+    about_cluster = (_up, _down, _status, _token, _ca, _actors, _doctor, _backup, _metrics, _dashboard)
     for add in (*about_jobs, *about_shares, *about_machines, add_rl, add_tinker, *about_cluster, *about_people):
         add(verbs)
     return parser
@@ -370,6 +370,43 @@ def _actors(verbs: Verbs) -> None:
     parser.add_argument(
         "--all-namespaces", "-A", action="store_true", help="all namespaces, whatever FRAY_NAMESPACE is"
     )
+
+
+def _up(verbs: Verbs) -> None:
+    text = "start a cluster of this machine, if it is not up: a controller and a node, which live on"
+    example = (
+        '  eval "$(fray up)" && python train.py       # prints the variables of drivers\n  fray up --cpu 4 --memory 8GB'
+    )
+    parser = verb(verbs, "up", "administration.machine_cluster:up", text, example, opens="itself")
+    _add_directory(parser)
+    parser.add_argument("--port", type=int, help="port of the controller (default: 7421, or a free one)")
+    parser.add_argument("--policy", type=Path, metavar="FILE", help="shares, quotas, machine groups (docs/policy.md)")
+    parser.add_argument("--cpu", type=float, metavar="N", help="CPUs for jobs (default: all)")
+    parser.add_argument("--memory", metavar="SIZE", help="memory for jobs, such as 60GB (default: all)")
+    parser.add_argument("--gpus", type=int, metavar="N", help="number of GPUs for jobs (default: all)")
+
+
+def _down(verbs: Verbs) -> None:
+    text = "end the cluster that `fray up` has started, with all that runs there"
+    example = "  fray down\n  fray down --yes --remove"
+    parser = verb(verbs, "down", "administration.machine_cluster:down", text, example, opens="itself")
+    _add_directory(parser)
+    parser.add_argument("--remove", action="store_true", help="also remove jobs, results and logs")
+    parser.add_argument("--yes", "-y", action="store_true", help="do not ask while jobs are running")
+
+
+def _add_directory(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        metavar="DIR",
+        help="state and logs of controller and node (default: ~/.local/state/fray/up)",
+    )
+
+
+def _status(verbs: Verbs) -> None:
+    text = "show how a cluster stands: machines, what is in use, jobs"
+    verb(verbs, "status", "administration.machine_cluster:status", text, "  fray status", opens="itself")
 
 
 def _doctor(verbs: Verbs) -> None:

@@ -107,6 +107,20 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
+def can_ask() -> bool:
+    """Return whether a person can answer a question: standard input and standard error are a terminal."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+async def confirmed(question: str) -> bool:
+    """Ask, and return whether the answer is yes."""
+    import trio
+
+    note(question)
+    answer = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+    return answer.strip().lower() in ("y", "yes")
+
+
 def width() -> int | None:
     """Return the width of the terminal; None if the output is not one, so that nothing is truncated for programs and
     files.

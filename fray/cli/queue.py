@@ -90,12 +90,6 @@ async def usage(cluster: Cluster, options: argparse.Namespace) -> int:
 
 def described(found: UsageInfo, max_width: int | None) -> list[str]:
     """Return totals of the cluster, then users with their namespaces, in the order in which they are served."""
-    totals = [(_named(name), _in_use(name, found)) for name in found.capacity]
-    totals.append(("half-life", span(found.half_life_s)))
-    if found.loop_delay.counts:
-        delay = found.loop_delay
-        p99_ms, longest_ms = delay.quantile_s(0.99) * 1e3, delay.longest_s * 1e3
-        totals.append(("controller", f"loop delay p99 up to {p99_ms:.3g} ms, longest {longest_ms:.3g} ms"))
     heads = ["USER", "NAMESPACE", "WEIGHT", "SHARE", "MEAN", "SCORE", "WAITING", "USED", "QUOTA", "LIMIT", "BORROWED"]
     rows = [
         _row(tenant) for user in found.users for tenant in (user, *(n for n in found.namespaces if n.user == user.user))
@@ -104,7 +98,22 @@ def described(found: UsageInfo, max_width: int | None) -> list[str]:
     shown = {user.user for user in found.users}
     rows += [[tenant.user, *_row(tenant)[1:]] for tenant in found.namespaces if tenant.user not in shown]
     optional = ("SCORE", "BORROWED", "MEAN", "WEIGHT", "LIMIT", "QUOTA", "WAITING")
-    return [*fields(totals), "", *(table(heads, rows, max_width, optional=optional) if rows else ["no usage yet"])]
+    return [
+        *fields(totals(found)),
+        "",
+        *(table(heads, rows, max_width, optional=optional) if rows else ["no usage yet"]),
+    ]
+
+
+def totals(found: UsageInfo) -> list[tuple[str, str]]:
+    """Return what is in use of the whole cluster, and how its controller keeps up, as names and values."""
+    lines = [(_named(name), _in_use(name, found)) for name in found.capacity]
+    lines.append(("half-life", span(found.half_life_s)))
+    if found.loop_delay.counts:
+        delay = found.loop_delay
+        p99_ms, longest_ms = delay.quantile_s(0.99) * 1e3, delay.longest_s * 1e3
+        lines.append(("controller", f"loop delay p99 up to {p99_ms:.3g} ms, longest {longest_ms:.3g} ms"))
+    return lines
 
 
 def _named(name: str) -> str:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from fray.api.cluster import Cluster, cluster_of
-from fray.deploy import stored_keys
+from fray.deploy import daemons, stored_keys
 from fray.deploy.cluster_spec import Spec, parse_spec
 from fray.deploy.remote import open_remote
 from fray.errors import InvalidRequest, NoSuchJob
@@ -52,8 +52,12 @@ def spec_of(options: argparse.Namespace) -> Spec:
     """Return the spec of the cluster. Raises InvalidRequest."""
     text = options.cluster or os.environ.get("FRAY_CLUSTER_SPEC", "") or stored_keys.default_spec()
     if not text:
+        running = daemons.find_running()
+        text = running.spec if running is not None else ""
+    if not text:
         raise InvalidRequest(
-            "no cluster given: use --cluster fray://host:port, set FRAY_CLUSTER_SPEC, or `fray login fray://host:port`"
+            "no cluster given: use --cluster fray://host:port, set FRAY_CLUSTER_SPEC, `fray login fray://host:port`, "
+            "or start one on this machine with `fray up`"
         )
     spec = parse_spec(text)
     if spec.kind != "fray":
@@ -65,22 +69,27 @@ def spec_of(options: argparse.Namespace) -> Spec:
 
 
 def token_of(options: argparse.Namespace) -> str | None:
-    """Return the token in the file of ``--token-file``; None: the token of the environment, or the key of ``fray
-    login``, is used. Raises InvalidRequest.
+    """Return the token in the file of ``--token-file``, or of the cluster that ``fray up`` has started; None: the token
+    of the environment, or the key of ``fray login``, is used. Raises InvalidRequest.
     """
-    if options.token_file is None:
-        if not has_token() and stored_keys.find_key(spec_of(options).address) is None:
+    file: str | Path | None = options.token_file
+    if file is None:
+        address = spec_of(options).address
+        if has_token() or stored_keys.find_key(address) is not None:
+            return None
+        running = daemons.find_running()
+        if running is None or parse_spec(running.spec).address != address:
             raise InvalidRequest(
                 "authentication required: `fray login` with an invitation, set FRAY_TOKEN, or use --token-file FILE "
                 "(fray-controller prints its path)"
             )
-        return None
+        file = running.token_file
     try:
-        token = Path(options.token_file).read_text().strip()
+        token = Path(file).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the token file {options.token_file} cannot be read: {error}") from None
+        raise InvalidRequest(f"the token file {file} cannot be read: {error}") from None
     if not token:
-        raise InvalidRequest(f"the token file {options.token_file} is empty")
+        raise InvalidRequest(f"the token file {file} is empty")
     return token
 
 

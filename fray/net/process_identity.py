@@ -22,11 +22,23 @@ from fray.model.messages.client import ProcessMark
 def start_ticks(pid: int) -> int | None:
     """Return the start time of a process in clock ticks since boot; None if no process has this pid."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        # Field 22 of proc(5), the 20th after the name.
-        return int(stat.rpartition(")")[2].split()[19])  # the name in parentheses may hold anything
+        return int(_stat(pid)[19])  # field 22 of proc(5)
     except (OSError, ValueError, IndexError):
         return None
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of a process after its name, which is in parentheses and may hold anything. Raises OSError."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def is_living(mark: ProcessMark) -> bool:
+    """Return whether the process of a mark lives on this machine; False for one that has ended, also as a zombie."""
+    try:
+        fields = _stat(mark.pid)
+        return mark.boot_id == boot_id() and int(fields[19]) == mark.start_ticks and fields[0] not in "ZX"
+    except (OSError, ValueError, IndexError):
+        return False
 
 
 @cache
