@@ -25,6 +25,10 @@ WIRE_VERSIONS = (1, 2)
 sent; it ends a channel at the first message that it does not know."""
 CAPABILITIES: Mapping[str, tuple[str, ...]] = {
     "accounts": ("EndReason.no_account",),
+    "history": (
+        *("GetAttempts", "AttemptPage", "AttemptRecord", "GetNodeHistory", "NodeHistory", "NodeRecord"),
+        *("FindEvents", "EventPage"),
+    ),
     "launches-for": ("GetLaunchUsers", "LaunchUsers", "Launch.on_behalf_of"),
     "loop-delay": ("LoopDelay",),
     "moved-nodes": ("NodeMoved",),
