@@ -24,11 +24,11 @@ from tests.simulation import coverage, scenario_files, shrink
 from tests.simulation.code_version import code_version
 from tests.simulation.directed_plans import DIRECTED, draw_directed
 from tests.simulation.fresh_seeds import first_fresh_seed
+from tests.simulation.progress import Progress, add_option
 from tests.simulation.run import counts_text, run_seed, summary
 from tests.simulation.scenario import ScenarioResult
 from tests.simulation.scenario_plans import ScenarioPlan, draw_plan
 
-PROGRESS_SEEDS = 20
 QUEUED_PER_JOB = 3
 """Runs that wait or run, or whose results wait for an earlier one, for each process."""
 DIRECTED_EVERY = 5
@@ -64,6 +64,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         type=Path,
         help="fail if a rule, an end or a fault never occurred in --seeds or --fresh; as JSON",
     )
+    add_option(parser)
     parser.add_argument("--verbose", action="store_true", help="also what the parts log")
     options = parser.parse_args(argv)
     is_one = options.seeds is None and options.fresh is None
@@ -138,10 +139,11 @@ def _run_file(path: Path) -> int:
 
 def _shrink(options: argparse.Namespace) -> int:
     began, path = time.perf_counter(), options.shrink
-    runs = 0
+    runs, progress = 0, Progress(options.progress_s)
 
     def run(seed: int, plan: ScenarioPlan) -> ScenarioResult:
         nonlocal runs
+        progress.show(f"{runs} runs; now {_size(plan)}")
         runs += 1
         return run_seed(seed, plan=plan)
 
@@ -174,7 +176,7 @@ def _run_many(numbers: Sequence[int], options: argparse.Namespace) -> int:
     coverage_path: Path | None = options.coverage
     began, done, broken = time.perf_counter(), 0, 0
     faults, acts, events = Counter[str](), Counter[str](), Counter[str]()
-    covered, virtual_s = Counter[str](), 0.0
+    covered, virtual_s, progress = Counter[str](), 0.0, Progress(options.progress_s)
     for (number, directed), result in _results(_with_directed(numbers), options.jobs, options.limit_s):
         done += not directed
         if isinstance(result, str):
@@ -187,8 +189,7 @@ def _run_many(numbers: Sequence[int], options: argparse.Namespace) -> int:
             if result.breaches:
                 broken += 1
                 print(summary(result, directed), flush=True)
-        if not directed and done % PROGRESS_SEEDS == 0:
-            print(f"{done} seeds run, {broken} broken", file=sys.stderr, flush=True)
+        progress.show(f"{done} of {len(numbers)} seeds run, {broken} broken")
     took_s = time.perf_counter() - began
     for what, counter in {"faults": faults, "acts": acts, "events": events}.items():
         print(f"{what}: {counts_text(counter)}")

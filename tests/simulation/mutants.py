@@ -20,6 +20,7 @@ from typing import Any
 from attrs import frozen
 
 from tests.simulation.directed_plans import draw_directed
+from tests.simulation.progress import Progress, add_option
 from tests.simulation.run import run_seed
 
 SEEDS = 24
@@ -98,6 +99,82 @@ MUTANTS: Mapping[str, Mutant] = {
     "idle machines stay": Mutant(
         "fray.scheduler.autoscaler.plan:_delete_idle", "if idle_s >= config.idle_s:", "if False:"
     ),
+    "changes without an event are not saved": Mutant(
+        "fray.controller.loop:Loop._save", "if upserts or deletes or recorded:", "if deletes or recorded:"
+    ),
+    "events of one turn are handled in reverse": Mutant(
+        "fray.controller.loop:Loop.run_turn", "self._inbox.popleft()", "self._inbox.pop()"
+    ),
+    "a wake-up of the controller's loop is missed": Mutant(
+        "fray.controller.loop:Loop.post", "    self._wakeup.set()", "    len(self._inbox) > 1 and self._wakeup.set()"
+    ),
+    "devices of a preempted job are free at once": Mutant(
+        f"{_TRANSITIONS}:end_generation",
+        "        attempt.stop_cause = cause\n",
+        "        attempt.stop_cause = cause\n"
+        "        if cause is EndReason.PREEMPTED:\n"
+        "            pool = state.pool_for(job.spec.reservation_id)\n"
+        "            pool.release(attempt.node, state.share_of(attempt), attempt.devices, ())\n",
+    ),
+    "a job is running with its first member": Mutant(
+        f"{_TRANSITIONS}:_mark_succeeded_or_running", "counts.ran == job.spec.members", "counts.ran == 1"
+    ),
+    "a stage does not wait for the earlier ones": Mutant(
+        f"{_TRANSITIONS}:is_stage_open", "return blocking is None or stage_of(job.spec) <= blocking", "return True"
+    ),
+    "usage of a quota is not given back": Mutant(
+        "fray.scheduler.state.tables:Tables.release_attempt", "self._charge_attempt(attempt, -1)", "pass"
+    ),
+    "ports of ended attempts stay taken": Mutant(
+        "fray.scheduler.state.tables:Tables.release_attempt",
+        "attempt.devices, attempt.ports.values())",
+        "attempt.devices, ())",
+    ),
+    "lent CPUs stay lent when the lender ends": Mutant(
+        "fray.scheduler.state.tables:Tables.release_attempt", "self._end_loans(attempt)", "pass"
+    ),
+    "a retry does not wait for its back-off": Mutant(
+        f"{_TRANSITIONS}:_retry", "if job.held_until is not None or budget", "if budget"
+    ),
+    "preemptions of a job have no limit": Mutant(
+        "fray.scheduler.preemption.preemption:protection_reason", "if times >= rule.limit:", "if False:"
+    ),
+    "a drained node keeps its jobs": Mutant("fray.scheduler.nodes.drain:_evict", "if meant(job):", "if False:"),
+    "retries are not counted": Mutant(
+        "fray.scheduler.jobs.retries:charge_retry",
+        "job.retries[first.cause] = job.retries.get(first.cause, 0) + 1",
+        "job.retries.setdefault(first.cause, 1)",
+    ),
+    "jobs that were ended are retried": Mutant(
+        "fray.scheduler.jobs.retries:retry_budget",
+        "return None if job.stop_cause is not None else affordable_budget(state, job, first)",
+        "return affordable_budget(state, job, first)",
+    ),
+    "members outlive the decision about their group": Mutant(
+        "fray.scheduler.jobs.groups:_decide",
+        "        stop_job(state, out, state.jobs[other], EndReason.GROUP,",
+        "        (lambda *given: None)(state, out, state.jobs[other], EndReason.GROUP,",
+    ),
+    "jobs of a driver that has left live on": Mutant(
+        "fray.scheduler.sessions:_stop_everything_owned",
+        "            stop_job(state, out, job, EndReason.OWNER_ENDED, reason)",
+        "            pass",
+    ),
+    "jobs of a closed reservation live on": Mutant(
+        "fray.scheduler.reservations.reservations:close_reservation",
+        "        stop_job(state, out, state.jobs[job_id], cause,",
+        "        (lambda *given: None)(state, out, state.jobs[job_id], cause,",
+    ),
+    "frames of a lost connection are not sent again": Mutant(
+        "fray.net.channel.session:SendQueue.rewind",
+        "again = [frame for _, _, frames in self.sent for frame in frames]",
+        "again = []",
+    ),
+    "requests are not sent again to a new controller": Mutant(
+        "fray.net.channel.requests:Requests.on_reset",
+        "self.channel.send_nowait(Kind.REQUEST, ref, pending.body)",
+        "pass",
+    ),
 }
 
 
@@ -138,10 +215,14 @@ def applied(name: str, mutant: Mutant) -> Iterator[None]:
         function.__code__ = before
 
 
-def first_seed(name: str, mutant: Mutant, seeds: Sequence[int]) -> tuple[int, str] | None:
+def first_seed(
+    name: str, mutant: Mutant, seeds: Sequence[int], progress: Progress | None = None
+) -> tuple[int, str] | None:
     """Return how many seeds it took to find the bug, and the violation; None: it was not found."""
     with applied(name, mutant):
         for count, seed in enumerate(seeds, start=1):
+            if progress is not None:
+                progress.show(f"{name}: seed {count} of {len(seeds)}")
             plan = draw_directed(seed, mutant.directed) if mutant.directed else None
             breaches = run_seed(seed, plan=plan).breaches
             if breaches:
@@ -155,13 +236,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", metavar="WORD", default="", help="only those with this in their name")
     parser.add_argument("--first", type=int, default=0, help="first seed (default: 0)")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="seeds to try (default: %(default)s)")
+    add_option(parser)
     options = parser.parse_args(argv)
-    missed = 0
+    missed, progress = 0, Progress(options.progress_s)
     for name, mutant in MUTANTS.items():
         if options.only not in name:
             continue
         try:
-            found = first_seed(name, mutant, range(options.first, options.first + options.seeds))
+            found = first_seed(name, mutant, range(options.first, options.first + options.seeds), progress)
         except PatchDoesNotApply as error:
             print(error, file=sys.stderr)
             return 2

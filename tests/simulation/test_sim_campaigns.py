@@ -7,6 +7,7 @@ import pytest
 from fray.testing.invariants.check import check, check_changed
 from tests.simulation import fresh_seeds
 from tests.simulation.commands import main
+from tests.simulation.progress import Progress
 from tests.simulation.scenario_plans import direct_plan
 from tests.support.scheduler import Cluster, job
 
@@ -46,6 +47,20 @@ def test_a_campaign_whose_time_is_over_begins_no_seed_and_says_how_many_are_miss
     printed = capsys.readouterr().out
     assert "0 seeds, 0 broken" in printed
     assert "of 1000 seeds 1000 were not run: the limit was 0 s" in printed
+
+
+def test_a_line_of_status_comes_every_so_many_seconds_if_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    times = iter([0.0, 4.0, 5.0, 9.0, 11.0])
+    progress = Progress(5.0, clock=lambda: next(times))
+    for count in range(1, 5):
+        progress.show(f"{count} seeds")
+    assert capsys.readouterr().err == "5 s: 2 seeds\n11 s: 4 seeds\n"
+
+
+def test_no_status_is_written_to_what_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    times = iter([0.0, 1000.0])
+    Progress(clock=lambda: next(times)).show("1 seed")
+    assert capsys.readouterr().err == ""
 
 
 def test_after_a_step_the_nodes_that_it_concerns_are_checked_and_the_others_with_everything() -> None:
