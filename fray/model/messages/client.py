@@ -180,8 +180,8 @@ class Jobs:
     warnings: tuple[str, ...] = ()
     """Warnings about jobs that a launch has made, for its author."""
     change: int = 0
-    """For ``changed_since``: number of the last change that is in this reply; 0 from a controller of an earlier
-    release, which has sent all."""
+    """Number of the last change in this reply, for ``changed_since``; 0 from a controller of an earlier release, which
+    has sent all."""
     has_more: bool = False
     """There are further changes after that."""
     is_reset: bool = False
