@@ -375,7 +375,7 @@ def _actors(verbs: Verbs) -> None:
 def _up(verbs: Verbs) -> None:
     text = "start a cluster of this machine, if it is not up: a controller and a node, which live on"
     example = (
-        '  eval "$(fray up)" && python train.py       # prints the variables of drivers\n  fray up --cpu 4 --memory 8GB'
+        '  fray up --cpu 4 --memory 8GB\n  eval "$(fray up)" && python train.py       # prints the variables of drivers'
     )
     parser = verb(verbs, "up", "administration.machine_cluster:up", text, example, opens="itself")
     _add_directory(parser)
