@@ -180,7 +180,10 @@ class Dashboard:
         return Response((PAGE / "index.html").read_bytes(), media_type="text/html")
 
     async def _login(self, request: Request) -> Response:
-        body = await _body(request)
+        try:
+            body = await _body(request)
+        except InvalidRequest as error:
+            return PlainTextResponse(f"{error}\n", 413)
         form = dict(part.partition("=")[::2] for part in body.decode("ascii", "replace").split("&"))
         return self._logged_in(request, form.get("key", ""))
 
@@ -258,7 +261,7 @@ class Dashboard:
         return ["status", status]
 
     async def _stream(self, request: Request) -> Any:
-        names = [name for name in request.query_params.get("tables", "").split(",") if name]
+        names = list(dict.fromkeys(name for name in request.query_params.get("tables", "").split(",") if name))
         unknown = [name for name in names if name not in self._live]
         if unknown:
             return PlainTextResponse(f"there is no table {unknown[0]!r}\n", 404)

@@ -173,12 +173,13 @@ class LiveTables:
 
     @contextmanager
     def open_page(self, names: Iterable[str], own: Table | None = None) -> Iterator[Page]:
-        """Open a page that shows these tables, the status, and a table of its own.
+        """Open a page that shows these tables (each named once), the status, and a table of its own.
 
         Raises:
             KeyError: there is no such table.
         """
-        tables = [self._status, *(self._tables[name] for name in names), *([own] if own is not None else [])]
+        shown = [self._tables[name] for name in names if name != self._status.name]
+        tables = [self._status, *shown, *([own] if own is not None else [])]
         page = Page(tables)
         for table in tables:
             table.pages[page] = None

@@ -176,6 +176,28 @@ def test_actions_need_the_page_its_origin_and_its_token(lab: Lab) -> None:
         assert browser.ask("POST", "/api/nodes/alpha/explode", {})[0] == 400
 
 
+def test_malformed_requests_are_refused_and_end_nothing(lab: Lab) -> None:
+    job = launched(lab, "asked", "sleep", "100")
+    with running_dashboard(lab) as url:
+        browser = Browser(url)
+        with browser.events("/api/live?tables=jobs,jobs,status,") as events:
+            assert "now" in next(events)
+            assert {next(events)["table"], next(events)["table"]} == {"status", "jobs"}
+        for path, body, code in (
+            (f"/api/jobs/{job}/stop", ["no object"], 400),
+            (f"/api/jobs/{job}/explode", {}, 400),
+            ("/api/reservations/no-such/renew", {}, 404),
+            (f"/api/jobs/{job}/stop", {"reason": "x" * 20_000}, 400),
+            ("/login", "x" * 20_000, 413),
+        ):
+            assert browser.ask("POST", path, body)[0] == code, path
+        assert browser.ask("GET", f"/api/jobs/{job}/logs?tail=many")[0] == 400
+        assert browser.ask("GET", "/api/live?tables=nosuch")[0] == 404
+        # A surrogate, which no encoding has.
+        status, _, text = browser.ask("POST", f"/api/jobs/{job}/stop", {"reason": "\ud800"})
+        assert (status, "is not valid Unicode text" in json.loads(text)["error"]) == (400, True)
+
+
 def test_without_its_key_nothing_is_shown(lab: Lab) -> None:
     with running_dashboard(lab) as url:
         browser = Browser(url)
