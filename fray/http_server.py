@@ -22,6 +22,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 
 from fray.errors import InvalidRequest
+from fray.net.limited_log import LimitedLog
 
 App: TypeAlias = Any
 """A `starlette.applications.Starlette`, or any ASGI app; of the former the lifespan runs, too."""
@@ -42,6 +43,7 @@ UNREAD_S = 5.0
 """Seconds for that."""
 
 log = logging.getLogger("fray.http")
+_refused = LimitedLog(log, logging.WARNING)
 
 
 @frozen
@@ -194,6 +196,29 @@ def _reads_whole_requests(app: App) -> App:
     return answer
 
 
+class _HttpConnection(TCPServer):
+    """One connection, which ends when its client has closed it.
+
+    Hypercorn would keep it open for `KEEP_ALIVE_S` from its last answer on, until `CONNECTIONS_LIMIT` of such were open
+    and every further one refused.
+    """
+
+    _is_read = False
+    """True when nothing further comes."""
+
+    async def _read_data(self) -> None:
+        try:
+            await super()._read_data()
+        finally:
+            self._is_read = True
+        await self.idle_task.stop()
+
+    async def _idle_timeout(self) -> None:
+        # An answer that ends after its client has left begins the pause, too.
+        if not self._is_read:
+            await super()._idle_timeout()
+
+
 class _Connections:
     """Connections of one server, each with a task. The tasks are shielded from cancellation until `end`."""
 
@@ -225,6 +250,7 @@ class _Connections:
                 await trio.sleep(NO_DESCRIPTORS_S)
                 continue
             if len(self._open) >= CONNECTIONS_LIMIT:
+                _refused.write("%d connections are open; a further one is closed at once", CONNECTIONS_LIMIT)
                 stream.socket.close()
                 continue
             assert self._tasks is not None
@@ -236,7 +262,7 @@ class _Connections:
         if self._tls is not None:
             transport = trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
         try:
-            await TCPServer(self._app, self._config, self._context, ConnectionState({}), transport).run()
+            await _HttpConnection(self._app, self._config, self._context, ConnectionState({}), transport).run()
         except Exception:
             # A connection that Hypercorn cannot handle must not end the others.
             log.exception("a connection failed")

@@ -166,3 +166,36 @@ async def test_connections_above_the_limit_are_closed(nursery: trio.Nursery, mon
     assert b"200" in await first.receive_some()
     second = await trio.open_tcp_stream(address.host, address.port)
     assert await second.receive_some() == b""
+    await first.aclose()
+    await wait_all_tasks_blocked()
+    third = await trio.open_tcp_stream(address.host, address.port)
+    await third.send_all(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
+    assert b"200" in await third.receive_some()
+
+
+GET = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"
+
+
+@pytest.mark.parametrize("path", [b"/", b"/endless"])
+@pytest.mark.parametrize("closes", ["after its answer", "at once", "one way"])
+async def test_a_connection_that_its_client_has_closed_is_open_no_longer(
+    nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, path: bytes, closes: str
+) -> None:
+    monkeypatch.setattr(http_server, "CONNECTIONS_LIMIT", 2)
+    address = await nursery.start(serve_http, Pages().app)
+    for _ in range(5):
+        stream = await trio.open_tcp_stream(address.host, address.port)
+        await stream.send_all(GET.replace(b"/ ", path + b" ", 1))
+        if closes == "after its answer":
+            assert b"200" in await stream.receive_some()
+            await wait_all_tasks_blocked()
+        if closes == "one way":
+            await stream.send_eof()
+            await stream.receive_some()
+        await stream.aclose()
+        # The reset of a connection may take a moment.
+        await trio.sleep(0.05)
+    stream = await trio.open_tcp_stream(address.host, address.port)
+    await stream.send_all(GET)
+    with trio.fail_after(5):
+        assert b"200" in await stream.receive_some()
