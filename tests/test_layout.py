@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "blocking": {"api"} | WORDS,
     "aio": {"blocking", "api", "runtime"} | WORDS,
     "threads": set(),
-    "http_server": {"errors"},
+    "http_server": {"errors", "net"},
     "job": {"blocking", "api", "threads"} | WORDS,
     "v2": {"blocking", "api", "threads"} | WORDS,
     "rl": {"blocking", "api", "http_server", "runtime", "gc_tuning", "net"} | WORDS,
