@@ -311,6 +311,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "codec",
             "daemon_logging",
             "limited_log",
+            "service_manager",
             "file_limits",
             "memory_protection",
             "own_address",

@@ -22,6 +22,7 @@ from fray.errors import FrayError, InvalidRequest
 from fray.model.policy.policy import Policy
 from fray.net import daemon_logging, file_limits
 from fray.net.memory_protection import forbid_inspection
+from fray.net.service_manager import keep_watchdog, notify
 from fray.net.switch_interval import shorten_switch_interval
 from fray.scheduler.effects import PolicyChanged
 
@@ -82,6 +83,8 @@ async def _serve(options: Options, policy: Policy) -> None:
                 # Around the start, in which the store's rows become objects that stay.
                 with gc_tuning.gc_frozen():
                     running = await nursery.start(serve, store, network, options.listen, tokens)
+                notify("READY=1")
+                nursery.start_soon(keep_watchdog)
                 if options.policy_file is not None:
                     on_policy = lambda policy: running.loop.post(PolicyChanged(policy=policy))  # noqa: E731
                     nursery.start_soon(reload_on_hangup, options.policy_file, on_policy)

@@ -2,7 +2,8 @@
 
 Bottom up, each layer importing only those before it:
 
-- `process_identity`, `file_limits`, `daemon_logging`, `limited_log`, `storage`: services of the operating system.
+- `process_identity`, `file_limits`, `daemon_logging`, `limited_log`, `storage`, `service_manager`: services of the
+  operating system.
 - `alarm`: a wait for a time that may change.
 - `auth`, `codec`: proofs of keys, and frames and messages as bytes. Pure.
 - `tls`: certificates and TLS contexts.

@@ -23,6 +23,7 @@ from fray.net import file_limits
 from fray.net.atomic_file import write_atomically
 from fray.net.part_transfers import RequestController
 from fray.net.process_identity import process_mark
+from fray.net.service_manager import keep_watchdog, notify
 from fray.net.transport import Bytes
 from fray.net.transports.tls_dialer import TlsDialer
 from fray.net.transports.websocket import WebSocketNetwork
@@ -123,6 +124,9 @@ async def serve_daemon(
         nursery.start_soon(_leave_on_signal, leave, nursery.cancel_scope)
         if config.parent_pid is None:
             nursery.start_soon(replacement.run)
+            # Not when it has joined: it waits for a controller that is away.
+            notify("READY=1\nSTATUS=waiting for the controller")
+            nursery.start_soon(keep_watchdog)
         try:
             certificate = _load_certificate(config)
             network = WebSocketNetwork(tls_dialer=certificate.dialer if certificate is not None else None)
@@ -151,10 +155,12 @@ class _Joined:
     before has left open until then."""
 
     def __init__(self, config: NodeConfig, launcher: ProcessLauncher, adopted: NodeHandover | None) -> None:
-        self._launcher, self._adopted = launcher, adopted
+        self._launcher, self._adopted, self._is_service = launcher, adopted, config.parent_pid is None
         self._is_unsafe = os.geteuid() == 0 and not config.job_uids and config.parent_pid is None
 
     def started(self, value: object = None) -> None:
+        if self._is_service:
+            notify("STATUS=has joined the cluster")
         if self._adopted is not None:
             close_connections(self._adopted)
             self._launcher.release_logs()
