@@ -32,6 +32,7 @@ from fray.monitoring.rows import COLUMNS, Row, job_row, keyed, node_row, queue_r
 PAGE = Path(__file__).parent / "page"
 PAGES_LIMIT = 200
 """Streams of live tables or logs at a time."""
+TOO_MANY_PAGES = f"{PAGES_LIMIT} pages and logs are open, and no more are served: close some\n"
 BODY_LIMIT_BYTES = 16_384
 RECONNECT_S = 1.0
 """Pause before a new session with the controller: a page is waiting."""
@@ -265,6 +266,8 @@ class Dashboard:
         unknown = [name for name in names if name not in self._live]
         if unknown:
             return PlainTextResponse(f"there is no table {unknown[0]!r}\n", 404)
+        if not self._streams.available_tokens:
+            return PlainTextResponse(TOO_MANY_PAGES, 503)
         job = request.query_params.get("job", "")
         own = Table("job", [JobDocument(job).ask], 0.2) if job else None
 
@@ -295,6 +298,8 @@ class Dashboard:
         query, cluster = request.query_params, self._connection.cluster
         if cluster is None:
             return PlainTextResponse("the controller does not answer\n", 503)
+        if not self._streams.available_tokens:
+            return PlainTextResponse(TOO_MANY_PAGES, 503)
         try:
             tail = int(query.get("tail", "1000"))
             lines = cluster.logs(

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import urllib.parse
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -144,10 +144,15 @@ def test_a_page_that_is_left_ends_its_stream(lab: Lab) -> None:
         browser = Browser(url)
         with browser.events("/api/live?tables=jobs") as events:
             next(events)
-        # 200 streams are the most at a time: if those of pages that have left stayed, the last would wait.
+        # 200 streams are the most at a time: if those of pages that have left stayed, the last would be refused.
         for _ in range(220):
             with browser.events("/api/live?tables=") as events:
                 assert "now" in next(events)
+        with ExitStack() as pages:
+            for _ in range(200):
+                next(pages.enter_context(browser.events("/api/live?tables=")))
+            status, _, text = browser.ask("GET", "/api/live?tables=")
+            assert (status, "200 pages and logs are open" in text) == (503, True)
 
 
 def test_actions_need_the_page_its_origin_and_its_token(lab: Lab) -> None:
