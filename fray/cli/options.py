@@ -55,7 +55,7 @@ def parser_of() -> Parser:
     about_shares = (_queue, _usage, add_history, add_cost, add_sql)
     about_machines = (_nodes, _node, _machine_groups, _scale, _cordon, _uncordon, _drain, _reservations, _reservation)
     about_people = (_login, _logout, _user, _key, _namespace, _audit)
-    about_cluster = (_up, _down, _status, _token, _ca, _actors, _doctor, _backup, _metrics, _dashboard)
+    about_cluster = (_up, _down, _status, _token, _ca, _actors, _doctor, _backup, _metrics, _dashboard, _completion)
     for add in (*about_jobs, *about_shares, *about_machines, add_rl, add_tinker, *about_cluster, *about_people):
         add(verbs)
     return parser
@@ -469,6 +469,18 @@ def _add_serving(parser: argparse.ArgumentParser, address: str) -> None:
     )
     parser.add_argument("--tls-cert", type=Path, metavar="FILE", help="serve HTTPS with this certificate (PEM)")
     parser.add_argument("--tls-key", type=Path, metavar="FILE", help="key of the certificate (PEM)")
+
+
+def _completion(verbs: Verbs) -> None:
+    text = "print the script with which a shell completes verbs, options, jobs and machines"
+    example = (
+        "  fray completion bash > ~/.local/share/bash-completion/completions/fray\n"
+        '  fray completion zsh > "${fpath[1]}/_fray"\n'
+        "  fray completion fish > ~/.config/fish/completions/fray.fish"
+    )
+    parser = verb(verbs, "completion", "administration.completion:completion", text, example, opens="a loop")
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"))
+    parser.add_argument("--words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
 def _backup(verbs: Verbs) -> None:

@@ -62,6 +62,7 @@ def test_a_cluster_of_this_machine_is_up_in_one_word_and_down_in_another(fray: C
     # Commands find it by themselves; drivers by the variables that were printed.
     ran = fray("run", "--name", "hello", "--memory", "64MB", "--", sys.executable, "-c", "print('hello')")
     assert (ran.returncode, ran.stdout) == (0, "hello\n"), ran.stderr
+    assert fray("completion", "bash", "--words", "logs", "he").stdout == "hello\n"
     status = json.loads(fray("status", "--json").stdout)
     assert (status["cluster"], status["nodes"]) == (variables["FRAY_CLUSTER_SPEC"], {"alive": 1})
     assert status["usage"]["capacity"]["cpu"] == 2
