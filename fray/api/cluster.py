@@ -6,8 +6,6 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
-from attrs import evolve
-
 from fray.api.actors.group import ActorGroup
 from fray.api.actors.handle import ActorHandle
 from fray.api.actors.host import ActorHost
@@ -368,8 +366,11 @@ class Cluster(ExplainsMissing, ActorQueries, NodeAdmin, PeopleAdmin, Reservation
                 jobs that wait, change without being changes.
             namespace: as for `list_jobs`.
         """
-        query = ListJobs(namespace=namespace, jobs=tuple(jobs), limit=0 if jobs else limit)
-        reply = await self._runtime.client.request(query if jobs else evolve(query, changed_since=since))
+        if jobs:
+            query = ListJobs(namespace=namespace, jobs=tuple(jobs))
+        else:
+            query = ListJobs(namespace=namespace, limit=limit, changed_since=since)
+        reply = await self._runtime.client.request(query)
         assert isinstance(reply, Jobs)
         return reply
 

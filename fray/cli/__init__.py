@@ -8,7 +8,8 @@ jobs, logs, groups      verbs: show, wait for and stop jobs; their output; job g
 run, forward            verbs: run programs as jobs; forward their ports
 queue, plot             verbs: waiting jobs, usage by user, a plot of both over time
 nodes, drain, machines  verbs: machines, taking them out of service, machine groups of the autoscaler
-history                 verbs: events, machines that are gone
-administration          verbs: checks of a machine and its way to the cluster, backups
+history                 verbs: events, machines that are gone, hours and cost of the past, SQL
+administration          verbs: a cluster of this machine, checks of it and its way to a cluster, backups, people, the
+                        dashboard, numbers for Prometheus, completion of shells
 reservations            verbs: list, show, renew and release reservations
 """

@@ -490,9 +490,14 @@ async def _may_stop(cluster: Cluster, options: argparse.Namespace) -> bool:
 
 def stop_reason(reason: str) -> str:
     """Return the reason of a stop: ``fray stop by alice@laptop: wrong learning rate``."""
+    requester = requester_of("fray stop")
+    return f"{requester}: {reason}" if reason else requester
+
+
+def requester_of(command: str, user: str = "") -> str:
+    """Return who acts through a command. Without ``user`` it is the account of this process."""
     try:
-        user = getpass.getuser()
+        user = user or getpass.getuser()
     except (KeyError, OSError):  # no such user in this container
         user = "unknown"
-    requester = f"`fray stop` by {user}@{socket.gethostname()}"
-    return f"{requester}: {reason}" if reason else requester
+    return f"`{command}` by {user}@{socket.gethostname()}"

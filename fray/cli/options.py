@@ -264,6 +264,11 @@ def _token(verbs: Verbs) -> None:
     )
 
 
+def _add_store(parser: argparse.ArgumentParser) -> None:
+    default = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state") / "fray"
+    parser.add_argument("--store", type=Path, default=default, metavar="DIR", help="of fray-controller (%(default)s)")
+
+
 def _ca(verbs: Verbs) -> None:
     text = "create, show or replace the certificate authority of a controller, on its machine"
     authority = verbs.add_parser("ca", help=text, description=f"{text[0].upper()}{text[1:]}.")
@@ -283,10 +288,7 @@ def _ca(verbs: Verbs) -> None:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         parser.set_defaults(verb=f"ca:{name}", opens="itself", parser=parser)
-        home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-        parser.add_argument(
-            "--store", type=Path, default=Path(home) / "fray", metavar="DIR", help="of fray-controller (%(default)s)"
-        )
+        _add_store(parser)
         parser.add_argument(
             "--json", action="store_true", default=argparse.SUPPRESS, help="print JSON with stable keys"
         )
@@ -547,10 +549,7 @@ def _key(verbs: Verbs) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     rotate.set_defaults(verb="administration.rotation:rotate_token", opens="itself", parser=rotate)
-    home = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    rotate.add_argument(
-        "--store", type=Path, default=Path(home) / "fray", metavar="DIR", help="of fray-controller (%(default)s)"
-    )
+    _add_store(rotate)
     rotate.add_argument(
         "--token-file", type=Path, metavar="FILE", help="of fray-controller, if it was started with one"
     )

@@ -61,13 +61,7 @@ class HistoryTables:
     def add(self, records: Sequence[HistoryRecord]) -> None:
         """Add records; the caller has begun a transaction."""
         attempts = [_row(record, _ATTEMPT) for record in records if isinstance(record, AttemptRecord)]
-        if attempts:
-            marks = ", ".join("?" * len(_ATTEMPT))
-            self._db.executemany(f"INSERT INTO past_attempts ({', '.join(_ATTEMPT)}) VALUES ({marks})", attempts)
-            # Ids count up without gaps, so that no COUNT is needed; not in each transaction, as for events.
-            last = self._db.execute("SELECT last_insert_rowid()").fetchone()[0]
-            if last // _TRIM > (last - len(attempts)) // _TRIM:
-                self._db.execute("DELETE FROM past_attempts WHERE id <= ?", (last - self.limit,))
+        append_rows(self._db, "past_attempts", _ATTEMPT, attempts, self.limit)
         nodes = [_row(record, _NODE) for record in records if isinstance(record, NodeRecord)]
         if nodes:
             marks = ", ".join("?" * len(_NODE))
@@ -117,6 +111,20 @@ class HistoryTables:
             else:
                 high = middle
         return int(low)
+
+
+def append_rows(db: Database, table: str, columns: Sequence[str], rows: Sequence[tuple[Any, ...]], limit: int) -> bool:
+    """Add rows to a table from which only the oldest are deleted; return whether it was time to delete those beyond the
+    limit."""
+    if not rows:
+        return False
+    db.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})", rows)
+    # Trimmed once in 1,000 rows and not in each transaction: the ids count up without gaps, so that no COUNT is needed.
+    last = db.execute("SELECT last_insert_rowid()").fetchone()[0]
+    is_time = last // _TRIM > (last - len(rows)) // _TRIM
+    if is_time:
+        db.execute(f"DELETE FROM {table} WHERE id <= ?", (last - limit,))
+    return bool(is_time)
 
 
 def _row(record: HistoryRecord, columns: Sequence[str]) -> tuple[Any, ...]:

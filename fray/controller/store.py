@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 from attrs import frozen
 
 from fray.controller.blobs import BlobDict, BlobDirectory, Blobs, flush
-from fray.controller.history_tables import HISTORY_LIMIT, WINDOW, HistoryRecord, HistoryTables
+from fray.controller.history_tables import HISTORY_LIMIT, WINDOW, HistoryRecord, HistoryTables, append_rows
 from fray.controller.workspaces.chunks import ChunkDict, ChunkDirectory, ChunkStore
 from fray.errors import MessageTooLarge, StoreError
 from fray.model.ids import BlobId, JobId
@@ -42,7 +42,6 @@ _log = logging.getLogger("fray.controller.store")
 
 _APPLICATION = 0x46726179  # "Fray"
 _HEADER_BYTES = 100
-_TRIM = 1_000
 _FREE_PAGES = 2_000
 """Pages (of 4 KiB) that may be free in the file."""
 _PAGES_AT_ONCE = 500
@@ -231,17 +230,8 @@ class Store:
         self._log(events)
 
     def _log(self, events: Sequence[LogEvent]) -> None:
-        if not events:
-            return
-        self._db.executemany(
-            "INSERT INTO events (time, job, what, text) VALUES (?, ?, ?, ?)",
-            [(event.time, encodable(event.job), encodable(event.what), encodable(event.text)) for event in events],
-        )
-        # Trimmed once in 1,000 events and not in each transaction: the ids count up without gaps, so that no COUNT is
-        # needed.
-        last = self._db.execute("SELECT last_insert_rowid()").fetchone()[0]
-        if last // _TRIM > (last - len(events)) // _TRIM:
-            self._db.execute("DELETE FROM events WHERE id <= ?", (last - EVENTS_LIMIT,))
+        rows = [(event.time, encodable(event.job), encodable(event.what), encodable(event.text)) for event in events]
+        if append_rows(self._db, "events", ("time", "job", "what", "text"), rows, EVENTS_LIMIT):
             self._shrink()
 
     def _shrink(self) -> None:

@@ -3,11 +3,11 @@
 Invariants: a daemon is known by the mark of its process, so that a pid that was used again, also after a reboot, is not
 mistaken for one; the record is written before a daemon is waited for, so that what a failed start has begun can be
 ended.
-Little is imported here: each command looks for such a cluster.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -15,14 +15,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attrs import asdict, frozen
 
 from fray.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from fray.model.messages.client import ProcessMark
+from fray.model.messages.client import ProcessMark
+from fray.net.atomic_file import write_atomically
+from fray.net.process_identity import is_living, process_mark
 
 RECORD, LOCK = "cluster.json", "lock"
 CONTROLLER, NODE = "controller", "node"
@@ -35,22 +34,11 @@ class Daemon:
     """One process of the cluster."""
 
     name: str
-    boot_id: str
-    pid: int
-    start_ticks: int
-
-    @property
-    def mark(self) -> ProcessMark:
-        """Mark of the process."""
-        from fray.model.messages.client import ProcessMark
-
-        return ProcessMark(boot_id=self.boot_id, pid=self.pid, start_ticks=self.start_ticks)
+    mark: ProcessMark
 
     @property
     def is_alive(self) -> bool:
         """True while the process lives."""
-        from fray.net.process_identity import is_living
-
         return is_living(self.mark)
 
 
@@ -102,7 +90,8 @@ def read_cluster(directory: Path) -> MachineCluster | None:
     """Return the cluster of a directory; None if ``fray up`` has not started one there. Raises InvalidRequest."""
     try:
         record = json.loads((directory / RECORD).read_text())
-        return MachineCluster(directory, record["spec"], tuple(Daemon(**each) for each in record["daemons"]))
+        daemons = tuple(Daemon(each["name"], ProcessMark(**each["mark"])) for each in record["daemons"])
+        return MachineCluster(directory, record["spec"], daemons)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -111,8 +100,6 @@ def read_cluster(directory: Path) -> MachineCluster | None:
 
 def write_cluster(cluster: MachineCluster) -> None:
     """Write the record of a cluster. Raises OSError."""
-    from fray.net.atomic_file import write_atomically
-
     record = {"spec": cluster.spec, "daemons": [asdict(each) for each in cluster.daemons]}
     write_atomically(cluster.directory / RECORD, json.dumps(record, indent=1).encode(), durable=True)
 
@@ -129,8 +116,6 @@ def find_running() -> MachineCluster | None:
 @contextmanager
 def only_command(directory: Path) -> Iterator[None]:
     """Make the directory, and hold its lock: one command at a time starts and ends daemons. Raises InvalidRequest."""
-    import fcntl
-
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         file = (directory / LOCK).open("a")
@@ -146,8 +131,6 @@ def only_command(directory: Path) -> Iterator[None]:
 
 def start_daemon(cluster: MachineCluster, name: str, module: str, arguments: Sequence[str]) -> Daemon:
     """Start a daemon in a session of its own, with its log in the directory. Raises OSError."""
-    from fray.net.process_identity import process_mark
-
     # A token of the environment would be that of another cluster.
     environ = {key: value for key, value in os.environ.items() if key not in ("FRAY_TOKEN", "FRAY_TOKEN_FILE")}
     with cluster.log_file(name).open("ab") as log:
@@ -160,6 +143,5 @@ def start_daemon(cluster: MachineCluster, name: str, module: str, arguments: Seq
             env=environ,
             start_new_session=True,
         )
-    mark = process_mark(process.pid)
     process.returncode = 0  # it outlives this command: no warning that it still runs
-    return Daemon(name, mark.boot_id, mark.pid, mark.start_ticks)
+    return Daemon(name, process_mark(process.pid))

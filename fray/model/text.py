@@ -110,6 +110,11 @@ def visible_text(text: str, *, colors: bool = False) -> str:
     return "".join(shown) + (RESET if len(parts) > 1 else "")
 
 
+def name_pattern(name: str) -> re.Pattern[str]:
+    """Return what finds a name as a whole word of a text: ``gpu-1`` is not in ``gpu-10``, nor in ``gpu-1.lab``."""
+    return re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w-]|\.\w)")
+
+
 def without_colors(text: str) -> str:
     """Return a text without sequences that set colors."""
     return _COLORS.sub("", text)

@@ -66,30 +66,18 @@ class Table:
     """Reason why the controller refused the last question; empty if it did not."""
     asking: trio.CancelScope | None = None
 
-    def take(self, answer: Sequence[Row] | Changes | None) -> None:
-        """Take an answer."""
-        if isinstance(answer, Changes) and not answer.is_whole:
-            self.merge(answer.rows, answer.gone)
-        elif answer is not None:
-            self.replace(answer.rows if isinstance(answer, Changes) else answer)
-
-    def replace(self, found: Iterable[Row]) -> None:
-        """Take all rows; mark those that differ for the pages."""
+    def take(self, changes: Changes) -> None:
+        """Take an answer; mark the rows that differ for the pages."""
         is_changed, self.error = self.error != "", ""
-        rows = {str(row[0]): json.dumps(row, separators=(",", ":")) for row in found}
-        gone = [key for key in self.rows if key not in rows]
+        rows = {str(row[0]): json.dumps(row, separators=(",", ":")) for row in changes.rows}
         changed = [key for key, text in rows.items() if self.rows.get(key) != text]
-        self.rows = rows
+        if changes.is_whole:
+            gone = [key for key in self.rows if key not in rows]
+            self.rows = rows
+        else:
+            self.rows.update(rows)
+            gone = [key for key in changes.gone if self.rows.pop(key, None) is not None]
         self._mark([*changed, *gone], is_changed)
-
-    def merge(self, found: Iterable[Row], gone: Iterable[str] = ()) -> None:
-        """Take some rows, and remove some."""
-        is_changed, self.error = self.error != "", ""
-        rows = {str(row[0]): json.dumps(row, separators=(",", ":")) for row in found}
-        changed = [key for key, text in rows.items() if self.rows.get(key) != text]
-        self.rows.update(rows)
-        removed = [key for key in gone if self.rows.pop(key, None) is not None]
-        self._mark([*changed, *removed], is_changed)
 
     def refuse(self, error: str) -> None:
         """Take the reason why there is no answer; the rows stay."""
@@ -168,8 +156,8 @@ class LiveTables:
         cluster = self._cluster()
         if cluster is None:
             raise ConnectionFailed("the controller does not answer")
-        answer = await self._tables[name].asks[0](cluster)
-        return answer.rows if isinstance(answer, Changes) else answer or ()
+        answer = await _changes(self._tables[name].asks[0], cluster)
+        return answer.rows if answer is not None else ()
 
     @contextmanager
     def open_page(self, names: Iterable[str], own: Table | None = None) -> Iterator[Page]:
@@ -204,7 +192,7 @@ class LiveTables:
         async with trio.open_nursery() as self._nursery:
             task_status.started()
             while True:
-                self._status.replace([self._status_row()])
+                self._status.take(Changes([self._status_row()], is_whole=True))
                 await trio.sleep(ASK_EVERY_S if self._status.pages else 1.0)
 
     async def _ask_status(self, cluster: Cluster) -> Sequence[Row]:
@@ -230,23 +218,30 @@ class LiveTables:
     async def _repeat(self, table: Table, ask: Ask) -> None:
         while True:
             answer = await self._ask(table, ask)
-            if isinstance(answer, Changes) and answer.has_more:
+            if answer is not None and answer.has_more:
                 continue
-            rows = answer.rows if isinstance(answer, Changes) else answer or ()
-            await trio.sleep(max(table.every_s, min(ROW_S * len(rows), ASK_LIMIT_S)))
+            rows = len(answer.rows) if answer is not None else 0
+            await trio.sleep(max(table.every_s, min(ROW_S * rows, ASK_LIMIT_S)))
 
-    async def _ask(self, table: Table, ask: Ask) -> Sequence[Row] | Changes | None:
+    async def _ask(self, table: Table, ask: Ask) -> Changes | None:
         """Ask once; return the answer."""
         cluster = self._cluster()
         if cluster is None:
             return None
         self._asked[ask] = trio.current_time()
         try:
-            answer = await ask(cluster)
-            table.take(answer)
+            answer = await _changes(ask, cluster)
+            if answer is not None:
+                table.take(answer)
             return answer
         except FrayError as error:
             table.refuse(str(error))
             return None
         finally:
             del self._asked[ask]
+
+
+async def _changes(ask: Ask, cluster: Cluster) -> Changes | None:
+    """Return the answer to a question; a list of rows is all of them."""
+    answer = await ask(cluster)
+    return answer if answer is None or isinstance(answer, Changes) else Changes(answer, is_whole=True)

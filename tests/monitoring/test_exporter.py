@@ -13,13 +13,14 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 import trustme
 
 from tests.processes.lab import Lab, free_port, open_lab
+from tests.support.dashboards import running_server
 
 RULES = Path(__file__).parents[2] / "deploy/prometheus/alerts.yml"
 needs_prometheus = pytest.mark.skipif(
@@ -33,24 +34,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield lab
 
 
-@contextmanager
-def exporter(lab: Lab, *options: str) -> Iterator[str]:
-    """Run ``fray metrics``; yield its URL. It ends at Ctrl-C without a word."""
-    command = [sys.executable, "-m", "fray.cli", "metrics", "--json", *options]
-    process = subprocess.Popen(
-        command, env=lab.environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        assert process.stdout is not None
-        text = "".join(iter(process.stdout.readline, "}\n"))
-        assert text, process.communicate()[1]
-        yield json.loads(text + "}")["url"]
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
-        assert (process.returncode, "Traceback" in errors) == (130, False), errors
-    finally:
-        process.kill()
-        process.communicate()
+def exporter(lab: Lab, *options: str) -> AbstractContextManager[str]:
+    return running_server(lab, "metrics", *options)
 
 
 def get(url: str, token: str = "", context: ssl.SSLContext | None = None) -> tuple[int, str]:

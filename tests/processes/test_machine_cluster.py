@@ -91,7 +91,7 @@ def test_what_was_killed_is_started_again_and_what_it_kept_is_there(fray: Comman
     assert fray("up", "--port", port, "--memory", "1GB").returncode == 0
     assert fray("run", "--name", "kept", "--memory", "64MB", "--", sys.executable, "-c", "print('x')").returncode == 0
     controller, node = cluster_in(tmp_path).daemons
-    os.kill(node.pid, signal.SIGKILL)
+    os.kill(node.mark.pid, signal.SIGKILL)
     assert fray("up").returncode == 0
     assert [one.name for one in cluster_in(tmp_path).daemons] == [CONTROLLER, NODE]
     assert cluster_in(tmp_path).daemons[0] == controller

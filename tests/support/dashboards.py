@@ -1,4 +1,4 @@
-"""`fray dashboard` as a process, and the command line beside it."""
+"""`fray dashboard` and `fray metrics` as processes, and the command line beside them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from tests.processes.lab import Lab
 
@@ -20,10 +20,15 @@ def run_fray(lab: Lab, *words: str) -> str:
     return ran.stdout
 
 
+def running_dashboard(lab: Lab, *options: str, environ: Mapping[str, str] | None = None) -> AbstractContextManager[str]:
+    """Run ``fray dashboard``, as `running_server`."""
+    return running_server(lab, "dashboard", *(options or ("--listen", "127.0.0.1:0")), environ=environ)
+
+
 @contextmanager
-def running_dashboard(lab: Lab, *options: str, environ: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Run ``fray dashboard``; yield the address that it prints. It ends at Ctrl-C without a word."""
-    command = [sys.executable, "-m", "fray.cli", "dashboard", "--json", *(options or ("--listen", "127.0.0.1:0"))]
+def running_server(lab: Lab, verb: str, *options: str, environ: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Run a verb that serves HTTP; yield the address that it prints. It ends at Ctrl-C without a word."""
+    command = [sys.executable, "-m", "fray.cli", verb, "--json", *options]
     process = subprocess.Popen(
         command,
         env=environ or lab.environ(),

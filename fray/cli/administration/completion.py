@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fray.cli.options import parser_of
-from fray.cli.parsing import Parser
+from fray.cli.parsing import Parser, add_common
 
 ANSWER_S = 2.0
 """Seconds that a controller has to answer with names: a person waits for them."""
@@ -112,9 +112,8 @@ def _living(are_jobs: bool, words: Sequence[str]) -> list[str]:
     from fray.cli.target import open_target
     from fray.errors import FrayError
 
-    where = argparse.ArgumentParser(add_help=False)
-    for name in ("--cluster", "--token-file", "--namespace"):
-        where.add_argument(name)
+    where = Parser(add_help=False)
+    add_common(where)
     target, _ = where.parse_known_args(list(words))
 
     async def ask() -> list[str]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import getpass
 import secrets
-import socket
 from functools import partial
 
+from fray.cli.jobs import requester_of
 from fray.cli.output import explained_missing
 from fray.cli.target import has_token, open_target, spec_of, token_of
 from fray.deploy import stored_keys
@@ -26,7 +25,7 @@ async def dashboard(options: argparse.Namespace) -> int:
     check_reach(options, bool(options.key and tls), "--key FILE, --tls-cert FILE and --tls-key FILE")
     key = secret_in(options.key, "--key") if options.key else secrets.token_hex(16)
     user, role = _identity(options)
-    requester = f"`fray dashboard` by {user or _account()}@{socket.gethostname()}"
+    requester = requester_of("fray dashboard", user)
     viewer = Viewer(cluster=spec_text(spec_of(options).address), role=role, user=user, requester=requester)
     daemon_logging.configure(json_lines=False)
     # The key of a file is known to those who may open the page, and a terminal's text is copied.
@@ -42,10 +41,3 @@ def _identity(options: argparse.Namespace) -> tuple[str, AccessRole]:
     key = stored_keys.find_key(spec_of(options).address)
     assert key is not None
     return key.user, AccessRole(key.role)
-
-
-def _account() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # no such user in this container
-        return "unknown"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shlex
 import shutil
@@ -165,7 +166,7 @@ class _Start:
 
     async def _wait_for_node(self) -> None:
         async with _open(self.cluster) as runtime:
-            await cluster_of(runtime).wait_for_nodes(1, timeout=START_S)
+            await cluster_of(runtime).wait_for_nodes(1, timeout=math.inf)
 
 
 async def down(options: argparse.Namespace) -> int:
@@ -213,7 +214,7 @@ async def _end(cluster: MachineCluster, daemons: Sequence[Daemon]) -> None:
 
 def _signal(daemon: Daemon, number: signal.Signals) -> None:
     if daemon.is_alive:
-        os.kill(daemon.pid, number)
+        os.kill(daemon.mark.pid, number)
 
 
 async def status(options: argparse.Namespace) -> int:

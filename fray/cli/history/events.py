@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import time
 from collections.abc import Sequence
 
@@ -13,6 +12,7 @@ from fray.cli.jobs import find_id
 from fray.cli.output import clock, say, say_json
 from fray.errors import InvalidRequest
 from fray.model.messages.client import Event
+from fray.model.text import name_pattern
 
 
 async def events(cluster: Cluster, options: argparse.Namespace) -> int:
@@ -27,18 +27,14 @@ async def events(cluster: Cluster, options: argparse.Namespace) -> int:
     else:
         found = await cluster.events(await find_id(cluster, options, job))
         began = 0.0 if since_s is None else time.time() - since_s
-        found = [one for one in found if one.time >= began and (not options.node or names(one, options.node))]
+        name = name_pattern(options.node)
+        found = [one for one in found if one.time >= began and (not options.node or name.search(one.text))]
         found = found[-options.limit :]
     if options.json:
         say_json(found)
     else:
         say(event_lines(found, with_jobs=job is None))
     return 0
-
-
-def names(event: Event, node: str) -> bool:
-    """Return whether the text of an event names a machine."""
-    return bool(re.search(rf"(?<![\w.-]){re.escape(node)}(?![\w-]|\.\w)", event.text))
 
 
 def event_lines(found: Sequence[Event], *, with_jobs: bool) -> list[str]:

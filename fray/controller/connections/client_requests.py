@@ -7,6 +7,7 @@ that only reads is answered at once from the state, which is always the saved on
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 from attrs import evolve
@@ -169,22 +170,19 @@ def _changed_jobs(client: ClientConnection, message: messages.ListJobs, since: i
     state, changes = client.context.state, client.subscriptions.changes
     is_visible, namespace = _visible(client, message), _namespace(client, message.namespace)
     is_reset, changed, forgotten = changes.since(since, state.jobs.keys())
-    found: list[JobInfo] = []
-    last, limit = changes.last, message.limit if message.limit > 0 else len(changed)
-    for job_id, number in changed:
-        job = state.jobs[job_id]
-        if namespace not in (None, job.spec.namespace) or not is_visible(job):
-            continue
-        if len(found) == limit:
-            break
-        found.append(views.job_info(state, job_id))
-        last = number
-    else:
-        last = changes.last
+    limit = message.limit if message.limit > 0 else len(changed)
+    visible = (
+        (job_id, number)
+        for job_id, number in changed
+        if namespace in (None, state.jobs[job_id].spec.namespace) and is_visible(state.jobs[job_id])
+    )
+    page = list(islice(visible, limit + 1))
+    has_more = len(page) > limit
+    found = [views.job_info(state, job_id) for job_id, _ in page[:limit]]
     return messages.Jobs(
         jobs=bounded_list(tuple(map(client.context.attempt_metrics.listed, found))),
-        change=last,
-        has_more=last < changes.last,
+        change=page[limit - 1][1] if has_more else changes.last,
+        has_more=has_more,
         is_reset=is_reset,
         forgotten=tuple(forgotten),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from fray.model.messages.history import (
     GetNodeHistory,
     NodeHistory,
 )
+from fray.model.text import name_pattern
 from fray.net.transport import Bytes
 from fray.scheduler.history import attempt_record
 from fray.scheduler.state.state import State
@@ -105,8 +105,7 @@ def _is_visible(scope: AccessScope, event: Event) -> bool:
 
 
 def _chosen(state: State, message: FindEvents, events: Sequence[Event]) -> Iterator[Event]:
-    # As a whole word: `gpu-1` is not in `gpu-10`, nor in `gpu-1.lab`.
-    name = re.compile(rf"(?<![\w.-]){re.escape(message.node)}(?![\w-]|\.\w)")
+    name = name_pattern(message.node)
     for one in events:
         is_of_user = not message.user or (one.job and _user_of(state, one.job) == message.user)
         if is_of_user and (not message.node or name.search(one.text)):

@@ -103,13 +103,13 @@ def sums(attempts: Sequence[AttemptRecord], by: str, since: float, until: float)
     """
     if by not in KEYS:
         raise InvalidRequest(f"by={by!r} is not one of {', '.join(KEYS)}")
+    places = [split_attempt(one.attempt_id) for one in attempts]
     latest: dict[JobId, int] = {}
-    for one in attempts:
-        _, generation, _ = split_attempt(one.attempt_id)
+    for one, (_, generation, _) in zip(attempts, places, strict=True):
         latest[one.job_id] = max(latest.get(one.job_id, 0), generation)
     found: dict[str, UsageSum] = {}
     jobs: dict[str, set[JobId]] = defaultdict(set)
-    for one in attempts:
+    for one, (_, generation, member) in zip(attempts, places, strict=True):
         end = min(until, until if one.ended_at is None else one.ended_at)
         held_s = end - max(since, one.placed_at)
         if one.placed_at >= until or held_s < 0:
@@ -117,8 +117,8 @@ def sums(attempts: Sequence[AttemptRecord], by: str, since: float, until: float)
         key = KEYS[by](one)
         total = found.setdefault(key, UsageSum(key=key, name=one.name if by == "job" else ""))
         jobs[key].add(one.job_id)
-        _add(total, one, held_s / HOUR_S, split_attempt(one.attempt_id)[1] < latest[one.job_id])
-        if split_attempt(one.attempt_id)[2] == 0 and one.placed_at >= since:
+        _add(total, one, held_s / HOUR_S, generation < latest[one.job_id])
+        if member == 0 and one.placed_at >= since:
             total.wait_h += max(0.0, one.placed_at - one.queued_at) / HOUR_S
     for key, total in found.items():
         total.jobs = len(jobs[key])
@@ -146,14 +146,15 @@ def cost(total: UsageSum, prices: Mapping[str, float]) -> Cost:
             ``gpu:h100``, which precedes that of its kind.
     """
     parts = {"cpu": total.held.cpu, "memory": total.held.memory_gib, **total.held.chips}
+    cpu, memory, chips = _costs(total.held, prices)
     return Cost(
         key=total.key,
         name=total.name,
-        cpu=total.held.cpu * prices.get("cpu", 0.0),
-        memory=total.held.memory_gib * prices.get("memory", 0.0),
-        chips=_chip_cost(total.held, prices),
-        total=_hours_cost(total.held, prices),
-        wasted=_hours_cost(total.retried, prices) + _hours_cost(total.preempted, prices),
+        cpu=cpu,
+        memory=memory,
+        chips=chips,
+        total=cpu + memory + chips,
+        wasted=sum(_costs(total.retried, prices)) + sum(_costs(total.preempted, prices)),
         unpriced=tuple(sorted(what for what, hours in parts.items() if hours and price_of(what, prices) is None)),
     )
 
@@ -163,10 +164,7 @@ def price_of(what: str, prices: Mapping[str, float]) -> float | None:
     return prices.get(what, prices.get(what.partition(":")[0]))
 
 
-def _chip_cost(hours: Hours, prices: Mapping[str, float]) -> float:
-    return sum(amount * (price_of(kind, prices) or 0.0) for kind, amount in hours.chips.items())
-
-
-def _hours_cost(hours: Hours, prices: Mapping[str, float]) -> float:
-    plain = hours.cpu * prices.get("cpu", 0.0) + hours.memory_gib * prices.get("memory", 0.0)
-    return plain + _chip_cost(hours, prices)
+def _costs(hours: Hours, prices: Mapping[str, float]) -> tuple[float, float, float]:
+    """Return the costs of CPUs, memory and chips."""
+    chips = sum(amount * (price_of(kind, prices) or 0.0) for kind, amount in hours.chips.items())
+    return hours.cpu * prices.get("cpu", 0.0), hours.memory_gib * prices.get("memory", 0.0), chips
