@@ -22,6 +22,7 @@ from fray.api.cluster import Cluster
 from fray.errors import ConnectionFailed, FrayError, InvalidRequest, NoSuchJob, NoSuchReservation, Unauthorized
 from fray.model.access.roles import Access, AccessRole, access_of
 from fray.model.messages import client, maintenance, people
+from fray.monitoring import past
 from fray.monitoring.connection import ControllerConnection, OpenCluster
 from fray.monitoring.event_stream import ALIVE_S, EventStream, WriteText
 from fray.monitoring.job_tables import JobDocument, JobList
@@ -38,6 +39,8 @@ RECONNECT_S = 1.0
 """Pause before a new session with the controller: a page is waiting."""
 LINES_AT_ONCE = 500
 """Lines of a log in one event."""
+HELD_EVERY_S = 30.0
+"""Pause between two questions for what all jobs have held."""
 AUDIT_LIMIT = 500
 """Newest records of the audit log that are shown."""
 POLICY = (
@@ -109,6 +112,9 @@ class Dashboard:
             Route("/healthz", self._health),
             Route("/api/live", self._stream),
             Route("/api/tables/{name}", self._json(self._table)),
+            Route("/api/held", self._json(lambda request: past.held(self._cluster(), request.query_params))),
+            Route("/api/events", self._json(lambda request: past.events(self._cluster(), request.query_params))),
+            Route("/api/nodes/{node}", self._json(self._node)),
             Route("/api/jobs/{job}", self._json(self._job)),
             Route("/api/jobs/{job}/logs", self._logs),
             Route("/api/jobs/{job}/{action}", self._json(self._act_on_job), methods=["POST"]),
@@ -236,15 +242,20 @@ class Dashboard:
         async def users(cluster: Cluster) -> Sequence[Row]:
             return keyed("user", await cluster.list_users())
 
+        async def gone(cluster: Cluster) -> Sequence[Row]:
+            # The latest end of each name, as `fray nodes --all`.
+            return list({row[0]: row for row in keyed("node", await cluster.gone_nodes())}.values())
+
         async def audit(cluster: Cluster) -> Sequence[Row]:
             found = await cluster.audit_records(limit=AUDIT_LIMIT)
             return [["audit", plain(found)]]
 
         for ask, every_s in (
             *((nodes, 0.2), (queue, 1.0), (usage, 1.0), (samples, 20.0)),
-            *((reservations, 1.0), (groups, 1.0), (job_groups, 1.0), (users, 5.0), (audit, 5.0)),
+            *((reservations, 1.0), (groups, 1.0), (job_groups, 1.0), (users, 5.0), (audit, 5.0), (gone, 5.0)),
         ):
             self._live.add(ask.__name__, ask, every_s=every_s)
+        self._live.add("held", past.HeldByJob().ask, every_s=HELD_EVERY_S, is_kept=True)
         jobs = JobList()
         self._live.add("jobs", jobs.ask_changes, jobs.ask_living, is_kept=True)
 
@@ -293,6 +304,9 @@ class Dashboard:
     async def _job(self, request: Request) -> Any:
         (row,) = await JobDocument(request.path_params["job"]).ask(self._cluster())
         return row[1]
+
+    async def _node(self, request: Request) -> Any:
+        return await past.machine(self._cluster(), request.path_params["node"])
 
     async def _logs(self, request: Request) -> Any:
         query, cluster = request.query_params, self._connection.cluster

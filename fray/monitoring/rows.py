@@ -28,6 +28,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         *("name", "alive", "standing", "reason", "cpu", "cpu_free", "memory", "memory_free"),
         *("devices", "granted", "busy", "attributes", "attempts", "host"),
     ),
+    "held": ("id", "cpu_h", "chip_h", "cost"),
 }
 """Names of the columns, by table; a job's times are seconds since the epoch, CPUs of a node are thousandths."""
 

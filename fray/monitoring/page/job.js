@@ -1,5 +1,6 @@
 // One job: on top why it waits or why it ended, then the chain of causes, attempts, events, details; its log, live.
 
+import { heldText } from "./jobs.js";
 import { ago, bytes, clock, h, jobLink, nodeLink, now, redraw, span } from "./dom.js";
 
 const FIELDS = [
@@ -106,7 +107,7 @@ class Log {
 }
 
 export const job = {
-  tables: [],
+  tables: ["held"],
   make({ live, ask, id }) {
     const top = h("div");
     const said = h("p", { class: "bad failed", role: "alert" });
@@ -153,7 +154,7 @@ export const job = {
       redraw(lanes, timeline(info));
       redraw(list, info.attempts.length ? attempts(info) : h("p", { class: "dim" }, "none yet"));
       redraw(events, h("table", {}, found.events.map((each) => h("tr", {}, h("td", { class: "mono" }, clock(each.time)), h("td", {}, each.what), h("td", {}, each.text)))));
-      redraw(details, FIELDS.map(([name, value]) => [name, value(info)]).filter(([, value]) => value).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]).flat(),
+      redraw(details, [...FIELDS, ["held, or its cost", () => heldText(live.rows("held").get(info.job_id))]].map(([name, value]) => [name, value(info)]).filter(([, value]) => value).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]).flat(),
         Object.entries(Object.assign({}, ...info.attempts.filter((each) => !each.cause).map((each) => Object.fromEntries(Object.entries(each.ports).map(([name, port]) => [name, `${each.host}:${port}`]))))).map(([name, where]) => [h("dt", {}, `port ${name}`), h("dd", {}, where)]).flat());
       for (const each of info.attempts) if (each.captured && !stacks.childElementCount) redraw(stacks, h("h2", {}, "Stacks"), h("pre", {}, `== ${each.attempt_id}\n${each.captured}`));
     }

@@ -2,6 +2,7 @@
 
 import { ago, clock, h, jobLink, keep, nodeLink, now, span } from "./dom.js";
 import { Grid } from "./grid.js";
+import { hours, money } from "./history.js";
 
 export const lasted = (job) => {
   if (job.state === "pending") return job.launched ? now() - job.launched : null;
@@ -10,6 +11,13 @@ export const lasted = (job) => {
 export const stateText = (job) =>
   job.cause && ![job.state, "failure"].includes(job.cause) ? `${job.state} (${job.cause})` : job.health || job.state;
 export const sign = (job) => job.seen ?? job.ended ?? job.started ?? job.launched;
+
+// The cost where the policy has prices, else hours of chips or CPUs.
+export function heldText(held) {
+  if (!held) return "";
+  if (held.cost !== null) return money(held.cost);
+  return held.chip_h ? `${hours(held.chip_h)} chip-h` : `${hours(held.cpu_h)} CPU-h`;
+}
 
 export const jobColumns = [
   {
@@ -26,6 +34,7 @@ export const jobColumns = [
   { name: "node", title: "machine", width: "minmax(70px, 1fr)", wide: true, value: (job) => job.nodes[0] ?? "", cell: (job) => h("span", {}, job.nodes.slice(0, 3).map((name, i) => [i ? ", " : "", nodeLink(name)]).flat(), job.nodes.length > 3 ? ` +${job.nodes.length - 3}` : "") },
   { name: "user", title: "user", width: "80px", wide: true, value: (job) => job.user, cell: (job) => job.user },
   { name: "namespace", title: "namespace", width: "90px", wide: true, value: (job) => job.namespace, cell: (job) => job.namespace },
+  { name: "held", title: "held", width: "110px", wide: true, value: (job) => (job.held ? job.held.cost ?? job.held.cpu_h : null), cell: (job) => heldText(job.held) },
   { name: "launched", title: "launched", width: "90px", wide: true, value: (job) => job.launched, cell: (job) => clock(job.launched) },
   { name: "text", title: "reason", width: "minmax(60px, 3fr)", value: (job) => job.text, cell: (job) => h("span", { title: job.text }, job.text) },
 ];
@@ -51,10 +60,18 @@ export function tree(sorted) {
   return found;
 }
 
+// The jobs, each with what it held.
+export function withHeld(live) {
+  const held = live.rows("held");
+  const rows = [...live.rows("jobs").values()];
+  for (const job of rows) job.held = held.get(job.id) ?? null;
+  return rows;
+}
+
 const STATES = ["pending", "running", "failed", "stopped", "succeeded"];
 
 export const jobs = {
-  tables: ["jobs"],
+  tables: ["jobs", "held"],
   make({ live, query }) {
     const chosen = { text: query.get("q") ?? "", state: query.get("state") ?? "", flat: query.get("flat") ?? "" };
     const grid = new Grid({
@@ -82,12 +99,12 @@ export const jobs = {
         counts),
       grid.element);
     function draw() {
-      const rows = [...live.rows("jobs").values()];
+      const rows = withHeld(live);
       grid.set(rows);
       const error = live.errors.get("jobs");
       counts.textContent = error || (live.has("jobs") ? `${grid.found.length} of ${rows.length} jobs` : "loading…");
     }
     draw();
-    return { element, update: (table) => table === "jobs" && draw(), tick: () => grid.draw(), close: () => grid.resize.disconnect() };
+    return { element, update: (table) => table !== "status" && draw(), tick: () => grid.draw(), close: () => grid.resize.disconnect() };
   },
 };

@@ -76,14 +76,22 @@ export class Live {
   document(table) { return this.rows(table).get(table); }
   has(table) { return this.tables.has(table); }
 
+  // An answer that is asked for once; an Error has the sentence of the controller.
+  async get(path) {
+    return found(await fetch(path));
+  }
+
   // An action of the reader: the answer, or an Error with the sentence of the controller.
   async act(path, body = {}) {
     const headers = { "X-Fray-Token": this.status.token, "Content-Type": "application/json" };
-    const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(body) });
-    const text = await answer.text();
-    let found;
-    try { found = JSON.parse(text); } catch { found = { error: text.trim() }; }
-    if (!answer.ok) throw new Error(found.error);
-    return found;
+    return found(await fetch(path, { method: "POST", headers, body: JSON.stringify(body) }));
   }
+}
+
+async function found(answer) {
+  const text = await answer.text();
+  let value;
+  try { value = JSON.parse(text); } catch { value = { error: text.trim() }; }
+  if (!answer.ok) throw new Error(value.error);
+  return value;
 }

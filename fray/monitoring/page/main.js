@@ -6,12 +6,13 @@ import { overview } from "./overview.js";
 import { jobs } from "./jobs.js";
 import { job } from "./job.js";
 import { machine, machines } from "./machines.js";
+import { events, history } from "./history.js";
 import { reservations } from "./reservations.js";
 import { audit, users } from "./people.js";
 
 // Each: {title, tables, make(page) -> {element, update(table, rows, gone), close()}}
-const views = { overview, jobs, job, machines, machine, reservations, users, audit };
-const menu = ["overview", "jobs", "machines", "reservations", "users", "audit"];
+const views = { overview, jobs, job, machines, machine, reservations, history, events, users, audit };
+const menu = ["overview", "jobs", "machines", "reservations", "history", "events", "users", "audit"];
 const contact = document.getElementById("contact");
 const notice = document.getElementById("notice");
 let shown = null;
