@@ -71,7 +71,10 @@ class _Held:
 
 
 class HeldByJob:
-    """Amounts that each job has held, and their cost. Attempts that have ended are asked for once, and kept as sums by job."""
+    """Amounts that each job has held, and their cost.
+
+    Attempts that have ended are asked for once, and kept as sums by job.
+    """
 
     def __init__(self) -> None:
         self._ended: dict[str, _Held] = {}
