@@ -19,6 +19,9 @@ from bench import resource_count
 from bench.faults import outcomes
 from bench.faults.lab import TOKEN, Lab, read_lines
 from bench.faults.processes import Process, all_processes, below, kind_of, look_at, marked
+from bench.histories.checks import violations
+from bench.histories.files import read_history
+from bench.histories.records import Kind, Operation, Outcome, table
 
 NODES = ("north", "south")
 DRIVERS = 2
@@ -27,6 +30,9 @@ SEVERAL = 0.25
 """Probability that one more process is killed in the same instant."""
 GONE_WITHIN_S = 10.0
 """Seconds within which everything that must end with a victim has to end."""
+AFTER_RESTART_S = 75.0
+"""Seconds after a start of the controller within which a lost driver's jobs have to end: the time of the start, and 1¾
+of the grace period and 5 s."""
 QUIET_WITHIN_S = 90.0
 QUIET_EVERY = 25
 """Kills between two quiet moments."""
@@ -52,6 +58,10 @@ class Campaign:
     first_quiet: dict[str, int] = field(factory=dict)
     drivers: list[str] = field(factory=list)
     lost_drivers: set[str] = field(factory=set)
+    lost: list[tuple[str, float]] = field(factory=list)
+    """Daemons and drivers that were killed, and when."""
+    restarts: list[tuple[float, float]] = field(factory=list)
+    """Times at which the controller was killed, and started again."""
 
     async def run(self, count: int) -> dict[str, Any]:
         self.lab.open(list(NODES))
@@ -67,9 +77,10 @@ class Campaign:
                     await self.be_quiet(cluster)
             await self.be_quiet(cluster, resume=False)
             books = await outcomes.check_outcomes(cluster, self.lab, self.drivers, self.lost_drivers)
+            history = [*read_history(self.lab.ledger), *self.losses()]
         self.lab.close()
         left = [f"{process.comm} ({process.pid})" for process in marked(self.lab.tag, str(self.lab.directory))]
-        return self.report(books, left)
+        return self.report(books, history, left)
 
     async def start_driver(self) -> None:
         """Start a driver once the controller can be reached, without which opening a cluster fails."""
@@ -139,6 +150,7 @@ class Campaign:
     def kill(self, kind: str, process: Process) -> None:
         name = next((name for name, running in self.lab.running.items() if running.pid == process.pid), None)
         if name is not None:
+            self.lost.append((name, time.monotonic()))
             self.lab.kill(name)
             if kind == "driver":
                 self.lost_drivers.add(name)
@@ -152,8 +164,26 @@ class Campaign:
             if name not in self.lab.running:
                 await trio.sleep(self.rng.uniform(0.0, 0.5))
                 self.lab.start(name)
+                if name == "controller":
+                    killed_at = max(at for lost, at in self.lost if lost == name)
+                    self.restarts.append((killed_at, time.monotonic()))
         for _ in range(DRIVERS - sum(name.startswith("driver") for name in self.lab.running)):
             await self.start_driver()
+
+    def losses(self) -> list[Operation]:
+        """Return the loss of each node and driver, with the time at which nothing of it may be left."""
+        found = []
+        for name, at in self.lost:
+            if name == "controller":
+                continue
+            kind = Kind.LOST_MACHINE if name in NODES else Kind.LOST_OWNER
+            end = at + GONE_WITHIN_S
+            for killed_at, started_at in self.restarts if kind is Kind.LOST_OWNER else ():
+                # A controller that has restarted grants all drivers their grace period again.
+                if killed_at <= end and started_at >= at:
+                    end = max(end, started_at + AFTER_RESTART_S)
+            found.append(Operation(name, kind, "", at, end, Outcome.VALUE, round(end - at, 1)))
+        return found
 
     # Quiet -----------------------------------------------------------------------------------------------------------
 
@@ -250,7 +280,7 @@ class Campaign:
             left = f", LEFT {', '.join(kill.left)}" if kill.left else ""
             print(f"{kill.number:4} {kill.kind:10} {1e3 * kill.gone_s:7.0f} ms{left}", file=sys.stderr, flush=True)
 
-    def report(self, books: dict[str, Any], left_at_end: list[str]) -> dict[str, Any]:
+    def report(self, books: dict[str, Any], history: list[Operation], left_at_end: list[str]) -> dict[str, Any]:
         times: dict[str, list[float]] = {}
         for kill in self.kills:
             times.setdefault("several" if "+" in kill.kind else kill.kind, []).append(kill.gone_s)
@@ -261,12 +291,14 @@ class Campaign:
                 for kind, all_s in times.items()
             },
             "jobs": books["counts"],
+            "history": table(history),
             "broken": {
                 name: found
                 for name, found in {
                     "left after a kill": [(kill.number, kill.kind, kill.left) for kill in self.kills if kill.left],
                     "left at a quiet moment": self.residues,
                     "left at the end": left_at_end,
+                    "history": violations(history),
                     **books["broken"],
                 }.items()
                 if found

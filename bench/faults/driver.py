@@ -12,6 +12,7 @@ import random
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,15 @@ from attrs import evolve
 import fray
 from bench.faults import bodies
 from bench.faults.lab import PACKAGE, TOKEN, VERSIONS
+from bench.histories.clients import MEMBERS, Client, gang_member
+from bench.histories.files import Recorder
+from bench.histories.records import Kind, Outcome
 from fray import ActorConfig, Entrypoint, EnvironmentConfig, JobRequest, ResourceConfig
 
 AT_A_TIME = 4
+NAMESPACE = "faults"
+COUNTERS = ("left", "middle", "right")
+"""Names for which the drivers compete."""
 RETRIES = 1_000
 SMALL = ResourceConfig.with_cpu(cpu=0.5, memory="64MB")
 
@@ -35,6 +42,7 @@ class Driver:
         self.draining = False
         self.changed = trio.Event()
         self.busy = 0
+        self.recorder = Recorder(Path(ledger), name)
         self.book = os.open(Path(ledger) / f"{name}.jsonl", os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
 
     def say(self, **words: Any) -> None:
@@ -54,7 +62,7 @@ class Driver:
         """Launch one job after another, until this driver ends."""
         kinds: tuple[Callable[[fray.Cluster], Awaitable[None]], ...] = (
             *(self.counts, self.has_family, self.runs_program, self.is_gang),
-            *(self.calls_actor, self.is_detached, self.listens, self.imports),
+            *(self.calls_actor, self.is_detached, self.listens, self.imports, self.competes),
         )
         while True:
             while self.draining:
@@ -71,9 +79,11 @@ class Driver:
         busy_s = round(self.rng.uniform(*bodies.BUSY_S), 3)
         if fn is None:
             entry = Entrypoint.from_binary("sh", ["-c", bodies.PROGRAM])
-            variables = EnvironmentConfig.create(env_vars={"LEDGER": self.ledger, "BUSY_S": str(busy_s)})
+            variables = EnvironmentConfig.create(env_vars={"BUSY_S": str(busy_s)})
         else:
-            entry, variables = Entrypoint.from_callable(fn, (self.ledger, self.number, busy_s)), EnvironmentConfig()
+            owner = "" if more.get("detached") else self.name
+            entry = Entrypoint.from_callable(fn, (self.ledger, owner, self.number, busy_s))
+            variables = EnvironmentConfig()
         return JobRequest(
             name=f"{self.name}-{kind}-{self.number}",
             entrypoint=entry,
@@ -84,13 +94,17 @@ class Driver:
             **more,
         )
 
-    async def follow(self, cluster: fray.Cluster, request: JobRequest) -> None:
+    async def follow(self, cluster: fray.Cluster, request: JobRequest, *, has_signs: bool = True) -> None:
+        number = self.recorder.begin(Kind.LAUNCH, request.name) if has_signs else 0
         job = await cluster.launch(request)
         self.say(accepted=job.id, detached=request.detached, members=request.members())
         try:
             value = await job.wait()
         except fray.FrayError as error:
             value = repr(error)
+        else:
+            if has_signs:
+                self.recorder.end(number, Outcome.VALUE, request.members(), key=job.id)
         self.say(ended=job.id, state=job.info.state.value, value=value, attempts=len(job.info.attempts))
 
     async def counts(self, cluster: fray.Cluster) -> None:
@@ -100,10 +114,10 @@ class Driver:
         await self.follow(cluster, self.request("family", bodies.family))
 
     async def runs_program(self, cluster: fray.Cluster) -> None:
-        await self.follow(cluster, self.request("program", None))
+        await self.follow(cluster, self.request("program", None), has_signs=False)
 
     async def is_gang(self, cluster: fray.Cluster) -> None:
-        await self.follow(cluster, self.request("gang", bodies.count, replicas=2))
+        await self.follow(cluster, self.request("gang", gang_member, replicas=MEMBERS))
 
     async def is_detached(self, cluster: fray.Cluster) -> None:
         await self.follow(cluster, self.request("detached", bodies.count, detached=True))
@@ -115,16 +129,22 @@ class Driver:
         made = EnvironmentConfig.create(pip_packages=[f"{PACKAGE}=={self.rng.randrange(VERSIONS)}"])
         await self.follow(cluster, evolve(self.request("imports", bodies.imports), environment=made))
 
+    async def competes(self, cluster: fray.Cluster) -> None:
+        await Client(cluster, self.recorder).compete(self.rng.choice(COUNTERS))
+
     async def calls_actor(self, cluster: fray.Cluster) -> None:
         self.number += 1
+        name, client = f"{self.name}-teller-{self.number}", Client(cluster, self.recorder)
         async with cluster.open_scope("actor") as scope:
             config = ActorConfig(max_restarts=-1)
             actor = await scope.create_actor(
-                bodies.Echo, name=f"{self.name}-teller-{self.number}", actor_config=config, resources=SMALL
+                bodies.Echo, self.ledger, self.name, name=name, actor_config=config, resources=SMALL
             )
             twice = actor.twice.options(idempotent=True)
             for number in range(20):
-                assert await twice(number) == 2 * number
+                token = f"{name} {number}"
+                value = await client.record(Kind.REPEATABLE_CALL, token, partial(twice, number, token))
+                assert value == 2 * number
                 await trio.sleep(0.02)
         self.say(actor=self.number)
 
@@ -137,7 +157,7 @@ def listen(driver: Driver, token: trio.lowlevel.TrioToken, scope: trio.CancelSco
 
 async def main(spec: str, ledger: str, name: str, seed: str) -> None:
     driver = Driver(ledger, name, int(seed))
-    async with fray.open_cluster(spec, token=TOKEN, logs=False) as cluster:
+    async with fray.open_cluster(spec, namespace=NAMESPACE, token=TOKEN, logs=False) as cluster:
         driver.say(open=cluster.namespace)
         async with trio.open_nursery() as nursery:
             for _ in range(AT_A_TIME):

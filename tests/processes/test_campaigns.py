@@ -31,3 +31,5 @@ async def test_fifteen_random_kills_of_whatever_there_is_leave_nothing_behind(tm
         lab.close()
     assert found["broken"] == {}
     assert found["jobs"]["accepted"] > 15
+    assert found["history"]["increment, value"] > 5, "the history is not empty"
+    assert found["history"]["run, value"] > 15
