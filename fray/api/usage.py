@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from fray.errors import InvalidRequest
 from fray.model.messages.usage import (
+    ClusterCounts,
+    GetCounts,
     GetQueue,
     GetUsage,
     QueueInfo,
@@ -43,4 +45,14 @@ class UsageQueries:
         """
         reply = await self._runtime.client.request(GetUsage(samples=samples))
         assert isinstance(reply, UsageInfo)
+        return reply
+
+    async def counts(self) -> ClusterCounts:
+        """Return numbers of jobs by user and state, of ends by cause, of waits, and of reservations.
+
+        Raises:
+            Unsupported: the controller is of an earlier release.
+        """
+        reply = await self._runtime.client.request(GetCounts())
+        assert isinstance(reply, ClusterCounts)
         return reply

@@ -288,6 +288,7 @@ class Cluster(LaunchMixin, ReservationMixin):
     nodes = make_blocking(native.Cluster.nodes)
     queue = make_blocking(native.Cluster.queue)
     usage = make_blocking(native.Cluster.usage)
+    counts = make_blocking(native.Cluster.counts)
     join_token = make_blocking(native.Cluster.join_token)
     wait_for_nodes = make_blocking(native.Cluster.wait_for_nodes)
     list_machines = make_blocking(native.Cluster.list_machines)

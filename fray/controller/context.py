@@ -14,6 +14,7 @@ from fray.controller.audit_log import AuditLog
 from fray.controller.join_tokens import JoinTokens
 from fray.controller.log_cache import LogCache
 from fray.controller.metrics.attempt_metrics import AttemptMetricsStore
+from fray.controller.metrics.job_counts import JobCounts
 from fray.controller.metrics.loop_delay import LoopDelayMeter
 from fray.controller.metrics.usage_history import UsageHistory
 from fray.controller.people import People
@@ -77,6 +78,7 @@ class ControllerContext:
     attempt_metrics: AttemptMetricsStore = field(factory=AttemptMetricsStore)
     usage_history: UsageHistory = field(factory=UsageHistory)
     loop_delay: LoopDelayMeter = field(factory=LoopDelayMeter)
+    job_counts: JobCounts = field(default=Factory(lambda self: JobCounts(self.state), takes_self=True))
     secrets: SecretStore = field(factory=SecretStore)
     env_vars: dict[str, str] = field(factory=dict)
     """Variables of every job."""

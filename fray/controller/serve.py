@@ -18,6 +18,7 @@ from fray.controller.connections.gateway import Gateway
 from fray.controller.context import ControllerContext
 from fray.controller.join_tokens import JoinTokens
 from fray.controller.loop import Loop, anchored_clock
+from fray.controller.metrics.job_counts import JobCounts
 from fray.controller.people import People
 from fray.controller.provider_driver import ProviderDriver, ProviderFactory, node_address
 from fray.controller.restore import restore_state
@@ -145,6 +146,7 @@ async def run_controller(
             )
             loop.observe(ProviderDriver.CONCERNS, driver.carry_out)
             nursery.start_soon(driver.run)
+            loop.observe(JobCounts.CONCERNS, context.job_counts.observe)
             # Last: peers that have connected already wait in the inbox, and find everything set up when the first batch
             # is carried out.
             nursery.start_soon(loop.run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+from contextlib import suppress
 
 import trio
 from starlette.applications import Starlette
@@ -11,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from fray.errors import FrayError
+from fray.errors import FrayError, Unsupported
 from fray.monitoring.connection import ControllerConnection, OpenCluster
 from fray.monitoring.exposition import CONTENT_TYPE, ClusterNumbers, exposition
 
@@ -65,7 +66,11 @@ class Exporter:
             return None
         try:
             machines = await cluster.list_machines()
-            return ClusterNumbers(await cluster.usage(), await cluster.nodes(), machines.groups)
+            counts = None
+            # A controller of the previous release does not know them.
+            with suppress(Unsupported):
+                counts = await cluster.counts()
+            return ClusterNumbers(await cluster.usage(), await cluster.nodes(), machines.groups, counts)
         except FrayError as error:
             _log.warning("the controller did not answer: %s", error)
             return None

@@ -6,20 +6,27 @@ The one module that imports prometheus_client. Names and labels are part of the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from attrs import frozen
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from fray.model.messages.client import NodeInfo
 from fray.model.messages.machine_groups import GroupInfo
-from fray.model.messages.usage import LoopDelay, TenantUsage, UsageInfo
+from fray.model.messages.usage import ClusterCounts, LoopDelay, TenantUsage, UsageInfo
+from fray.model.reservations import ReservationState
+from fray.model.specs import EndReason
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 USERS_LIMIT = 50
 """Users with a line of their own: the number of time series must have a bound. The others are at ``user=""``."""
+NAMESPACES_LIMIT = 50
+"""The same for namespaces."""
+JOB_STATES = ("pending", "running")
+RESERVATION_STATES = tuple(state.value for state in ReservationState if state is not ReservationState.ENDED)
 MACHINE_STATES = ("ready", "cordoned", "draining", "drained", "leaving", "quarantined", "lost")
 GROUP_STATES = ("wanted", "requested", "seen", "joined", "leaving")
 
@@ -31,6 +38,8 @@ class ClusterNumbers:
     usage: UsageInfo
     nodes: Sequence[NodeInfo]
     groups: Sequence[GroupInfo]
+    counts: ClusterCounts | None = None
+    """None: the controller is of an earlier release."""
 
 
 def exposition(found: ClusterNumbers | None) -> bytes:
@@ -53,6 +62,8 @@ class _Collector:
         yield from _machines(self.found.nodes)
         yield from _groups(self.found.groups)
         yield from _loop_delay(self.found.usage.loop_delay)
+        if self.found.counts is not None:
+            yield from _counts(self.found.counts)
 
 
 def _resources(usage: UsageInfo) -> Iterator[Metric]:
@@ -134,13 +145,66 @@ def _groups(groups: Sequence[GroupInfo]) -> Iterator[Metric]:
 def _loop_delay(delay: LoopDelay) -> Iterator[Metric]:
     if not delay.counts:
         return
-    total, buckets = 0, []
-    for bound, count in zip((*map(str, delay.bounds_s), "+Inf"), delay.counts, strict=True):
-        total += count
-        buckets.append((bound, total))
+    buckets = _buckets(delay.bounds_s, delay.counts)
     text = "Passes of the controller's event loop by length; a message waits at most for the end of one."
     # Without a sum, which the controller does not measure.
     yield HistogramMetricFamily("fray_controller_loop_pass_seconds", text, buckets=buckets)
     yield GaugeMetricFamily(
         "fray_controller_loop_pass_longest_seconds", "Longest pass since the controller's start.", value=delay.longest_s
     )
+
+
+def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Return buckets as Prometheus has them: each with all that are below it."""
+    return list(zip((*map(str, bounds), "+Inf"), map(float, accumulate(counts)), strict=True))
+
+
+def _counts(counts: ClusterCounts) -> Iterator[Metric]:
+    text = "Living jobs by state and"
+    yield _jobs("fray_jobs", f"{text} user.", "user", counts.users, USERS_LIMIT)
+    yield _jobs("fray_namespace_jobs", f"{text} namespace.", "namespace", counts.namespaces, NAMESPACES_LIMIT)
+    for name, what, ended in (
+        ("fray_jobs_ended", "Jobs", counts.ended_jobs),
+        ("fray_attempts_ended", "Attempts", counts.ended_attempts),
+    ):
+        text = f"{what} that have ended since the controller's start, by cause."
+        family = CounterMetricFamily(name, text, labels=("cause",))
+        # All causes from the start: a series that appears with its first failure has no rate.
+        for cause in sorted({*EndReason, *ended}):
+            family.add_metric((cause,), ended.get(cause, 0))
+        yield family
+    yield HistogramMetricFamily(
+        "fray_job_wait_seconds",
+        "Placements of jobs since the controller's start, by the time for which the job had waited for machines.",
+        buckets=_buckets(counts.wait_bounds_s, counts.wait_counts),
+        sum_value=counts.waited_s,
+    )
+    yield GaugeMetricFamily(
+        "fray_queue_longest_wait_seconds",
+        "Time for which the oldest entry of the queue has waited.",
+        value=counts.longest_wait_s,
+    )
+    reservations = GaugeMetricFamily("fray_reservations", "Reservations that have not ended.", labels=("state",))
+    for state in RESERVATION_STATES:
+        reservations.add_metric((state,), counts.reservations.get(state, 0))
+    yield reservations
+    units = GaugeMetricFamily(
+        "fray_reservation_units", "Units of reservations: their minimum, and what they hold.", labels=("state",)
+    )
+    for state, number in counts.reserved_units.items():
+        units.add_metric((state,), number)
+    yield units
+
+
+def _jobs(name: str, text: str, label: str, found: Mapping[str, Mapping[str, int]], limit: int) -> Metric:
+    """Return the numbers of the ``limit`` keys with the most jobs, and those of all others under an empty one."""
+    family = GaugeMetricFamily(name, text, labels=(label, "state"))
+    ordered = sorted(found, key=lambda key: (key == "", -sum(found[key].values()), key))
+    others: Counter[str] = Counter()
+    for key in ordered[limit:]:
+        others.update(found[key])
+    shown = [(key, found[key]) for key in ordered[:limit]]
+    for key, numbers in [*shown, *([("", others)] if others else [])]:
+        for state in JOB_STATES:
+            family.add_metric((key, state), numbers.get(state, 0))
+    return family

@@ -119,6 +119,7 @@ SAMPLES: dict[type, Callable[[Side], Any]] = {
     maintenance.WhatIf: lambda side: maintenance.WhatIf(job=_program("forecast", "")),
     usage.GetQueue: lambda side: usage.GetQueue(),
     usage.GetUsage: lambda side: usage.GetUsage(),
+    usage.GetCounts: lambda side: usage.GetCounts(),
     history.GetAttempts: lambda side: history.GetAttempts(),
     history.GetNodeHistory: lambda side: history.GetNodeHistory(),
     history.FindEvents: lambda side: history.FindEvents(),

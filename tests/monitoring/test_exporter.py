@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import ssl
@@ -19,10 +20,13 @@ from pathlib import Path
 import pytest
 import trustme
 
+from tests.monitoring.test_grafana import queries
 from tests.processes.lab import Lab, free_port, open_lab
 from tests.support.dashboards import running_server
 
 RULES = Path(__file__).parents[2] / "deploy/prometheus/alerts.yml"
+NOT_OF_THIS_CLUSTER = re.compile(r"fray_machine_group|increase\(|fray_user_|fray_\w*jobs|rate\(fray_job_wait")
+"""Queries whose result may be empty on a cluster without machine groups, on which nothing has run."""
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="no Prometheus: apt install prometheus"
 )
@@ -135,6 +139,13 @@ def test_a_prometheus_scrapes_it_and_takes_the_rules(lab: Lab, tmp_path: Path) -
                 assert asked(place, 'fray_machines{state="ready"}') == [1.0]
                 assert asked(place, 'fray_resource_capacity{resource="cpu"} > 0')
                 assert asked(place, "histogram_quantile(0.5, fray_controller_loop_pass_seconds_bucket) < 5")
+                for query in queries():
+                    # All that every cluster has; the others are only understood.
+                    shown = query.replace("$instance", ".*")
+                    if not NOT_OF_THIS_CLUSTER.search(query):
+                        asked(place, shown)
+                    status, text = get(f"{place}/api/v1/query?{urllib.parse.urlencode({'query': shown})}")
+                    assert (status, json.loads(text)["status"]) == (200, "success"), text
                 rules = json.loads(get(f"{place}/api/v1/rules")[1])["data"]["groups"][0]["rules"]
                 assert {(rule["name"], rule["state"]) for rule in rules} >= {("FrayControllerDown", "inactive")}
                 lab.running["controller"].send_signal(signal.SIGSTOP)
@@ -186,6 +197,26 @@ def test_the_rules_fire_for_what_they_are_for(tmp_path: Path) -> None:
         "exp_labels": {"severity": "warning", "instance": "a"},
         "exp_annotations": {"summary": "1 machines have been lost, or were removed within the last hour."},
     }
+    given += [
+        series('fray_reservations{instance="a", state="degraded"}', "2+0x60"),
+        series('fray_reservations{instance="b", state="degraded"}', "0+0x60"),
+        series('fray_jobs_ended_total{instance="a", cause="failure"}', "0+1x60"),
+        series('fray_jobs_ended_total{instance="a", cause="succeeded"}', "0x60"),
+        # Many fail, and more succeed; and few fail.
+        series('fray_jobs_ended_total{instance="b", cause="failure"}', "0+1x60"),
+        series('fray_jobs_ended_total{instance="b", cause="succeeded"}', "0+2x60"),
+        series('fray_jobs_ended_total{instance="c", cause="failure"}', "0+0.1x60"),
+        # What is stopped has not failed.
+        series('fray_jobs_ended_total{instance="d", cause="stopped"}', "0+1x60"),
+    ]
+    short = {
+        "exp_labels": {"severity": "warning", "instance": "a", "state": "degraded"},
+        "exp_annotations": {"summary": "2 reservations have lost machines, and have fewer than their minimum."},
+    }
+    failing = {
+        "exp_labels": {"severity": "warning", "instance": "a"},
+        "exp_annotations": {"summary": "58 jobs have failed within an hour, more than half of all that ended."},
+    }
     tests = [
         {"eval_time": "15m", "alertname": "FrayMachinesLost", "exp_alerts": []},
         {"eval_time": "30m", "alertname": "FrayMachinesLost", "exp_alerts": [lost]},
@@ -210,6 +241,10 @@ def test_the_rules_fire_for_what_they_are_for(tmp_path: Path) -> None:
                 }
             ],
         },
+    ]
+    tests += [
+        {"eval_time": "58m", "alertname": "FrayReservationShort", "exp_alerts": [short]},
+        {"eval_time": "58m", "alertname": "FrayJobsFail", "exp_alerts": [failing]},
     ]
     plan = {"rule_files": [str(RULES)], "tests": [{"interval": "1m", "input_series": given, "alert_rule_test": tests}]}
     (tmp_path / "tests.yml").write_text(json.dumps(plan))

@@ -7,7 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fray.model.messages.client import NodeInfo
 from fray.model.messages.machine_groups import GroupInfo
-from fray.model.messages.usage import LoopDelay, TenantUsage, UsageInfo
+from fray.model.messages.usage import ClusterCounts, LoopDelay, TenantUsage, UsageInfo
+from fray.model.specs import EndReason
 from fray.monitoring.exposition import USERS_LIMIT, ClusterNumbers, exposition
 
 
@@ -110,3 +111,75 @@ def test_users_beyond_the_limit_are_one_line(count: int, series: int) -> None:
     assert found["fray_queue_entries"] == count
     if count > USERS_LIMIT:
         assert shares["fray_user_share "] == pytest.approx(0.03)
+
+
+def counts(**more: object) -> ClusterCounts:
+    made = {
+        "users": {},
+        "namespaces": {},
+        "ended_jobs": {},
+        "ended_attempts": {},
+        "wait_bounds_s": (1.0, 60.0),
+        "wait_counts": (0, 0, 0),
+        "waited_s": 0.0,
+        "longest_wait_s": 0.0,
+        "reservations": {},
+        "reserved_units": {"minimum": 0, "held": 0},
+    }
+    return ClusterCounts(**(made | more))  # type: ignore[arg-type]
+
+
+def test_numbers_of_jobs_and_reservations() -> None:
+    found = counts(
+        users={"ada": {"pending": 2, "running": 1}, "": {"running": 4}},
+        namespaces={"prod": {"pending": 2, "running": 5}},
+        ended_jobs={"failure": 3},
+        ended_attempts={"failure": 4, "preempted": 1},
+        wait_counts=(5, 2, 1),
+        waited_s=321.5,
+        longest_wait_s=17.0,
+        reservations={"held": 1, "degraded": 2},
+        reserved_units={"minimum": 6, "held": 5},
+    )
+    got = values(ClusterNumbers(usage(), (), (), found))
+    assert {name: value for name, value in got.items() if name.startswith(("fray_jobs ", "fray_namespace_jobs"))} == {
+        "fray_jobs pending ada": 2.0,
+        "fray_jobs running ada": 1.0,
+        "fray_jobs pending ": 0.0,
+        "fray_jobs running ": 4.0,
+        "fray_namespace_jobs prod pending": 2.0,
+        "fray_namespace_jobs prod running": 5.0,
+    }
+    ended = {name: value for name, value in got.items() if name.startswith("fray_jobs_ended_total")}
+    # Every cause has a series from the start.
+    assert ended == {f"fray_jobs_ended_total {cause}": 3.0 * (cause == "failure") for cause in EndReason}
+    assert got["fray_attempts_ended_total preempted"] == 1.0
+    waits = {name: value for name, value in got.items() if name.startswith("fray_job_wait_seconds")}
+    assert waits == {
+        "fray_job_wait_seconds_bucket 1.0": 5.0,
+        "fray_job_wait_seconds_bucket 60.0": 7.0,
+        "fray_job_wait_seconds_bucket +Inf": 8.0,
+        "fray_job_wait_seconds_count": 8.0,
+        "fray_job_wait_seconds_sum": 321.5,
+    }
+    assert got["fray_queue_longest_wait_seconds"] == 17.0
+    assert {name: value for name, value in got.items() if name.startswith("fray_reservation")} == {
+        "fray_reservations waiting": 0.0,
+        "fray_reservations held": 1.0,
+        "fray_reservations degraded": 2.0,
+        "fray_reservations closing": 0.0,
+        "fray_reservation_units minimum": 6.0,
+        "fray_reservation_units held": 5.0,
+    }
+
+
+def test_jobs_of_users_beyond_the_limit_are_one_line_also_with_a_line_of_others() -> None:
+    users = {f"u{number:03}": {"running": 100 - number} for number in range(USERS_LIMIT + 2)} | {"": {"pending": 7}}
+    got = values(ClusterNumbers(usage(), (), (), counts(users=users)))
+    jobs = {name: value for name, value in got.items() if name.startswith("fray_jobs ")}
+    assert len(jobs) == 2 * (USERS_LIMIT + 1)
+    assert (jobs["fray_jobs pending "], jobs["fray_jobs running "]) == (7.0, 50.0 + 49.0)
+
+
+def test_a_controller_of_an_earlier_release_has_no_numbers_of_jobs() -> None:
+    assert not any(name.startswith("fray_jobs") for name in values(ClusterNumbers(usage(), (), ())))

@@ -453,6 +453,7 @@ finds, names), or are about the sender by themselves (its session, its checkpoin
 FILTERED = (
     *(client.FindJob, client.ListJobs, client.ListGroups, client.ListReservations, client.ListActors),
     *(client.FindActor, people.ListNamespaces, usage.GetQueue, usage.GetUsage, client.ListNodes, WhatIf),
+    usage.GetCounts,
     *(history.GetAttempts, history.GetNodeHistory, history.FindEvents),
 )
 """Requests whose answers are filtered, where they are made or by `fray.controller.connections.hide_others`."""

@@ -513,6 +513,10 @@ def get_usage(client: ClientConnection, ref: int, message: usage.GetUsage, blobs
     return evolve(found, samples=samples, loop_delay=delay, prices=prices), ()
 
 
+def get_counts(client: ClientConnection, ref: int, message: usage.GetCounts, blobs: Sequence[Bytes]) -> Answer:
+    return client.context.job_counts.counts(client.context.inbox.current_time()), ()
+
+
 def list_machines(
     client: ClientConnection, ref: int, message: machine_groups.ListMachines, blobs: Sequence[Bytes]
 ) -> Answer:
@@ -577,6 +581,7 @@ HANDLERS: dict[type, Callable[[ClientConnection, int, Any, Sequence[Bytes]], Ans
     maintenance.WhatIf: what_if,
     usage.GetQueue: get_queue,
     usage.GetUsage: get_usage,
+    usage.GetCounts: get_counts,
     history.GetAttempts: history_requests.get_attempts,
     history.GetNodeHistory: history_requests.get_node_history,
     history.FindEvents: history_requests.find_events,

@@ -19,7 +19,7 @@ from fray.model.ids import JobId, split_attempt
 from fray.model.messages import client as messages
 from fray.model.messages.history import EventPage, NodeHistory
 from fray.model.messages.maintenance import Forecast
-from fray.model.messages.usage import QueueInfo, TenantUsage, UsageInfo, UsageSample
+from fray.model.messages.usage import ClusterCounts, QueueInfo, TenantUsage, UsageInfo, UsageSample
 from fray.model.specs import JobInfo
 from fray.model.text import byte_size_text, plural
 from fray.scheduler.reasons import cpus_text
@@ -191,6 +191,21 @@ def _usage(hidden: HiddenNames, message: UsageInfo) -> UsageInfo:
     )
 
 
+def _counts(hidden: HiddenNames, message: ClusterCounts) -> ClusterCounts:
+    scope = hidden.scope
+
+    def own(counts: dict[str, dict[str, int]], is_own: Callable[[str], bool]) -> dict[str, dict[str, int]]:
+        others: Counter[str] = Counter()
+        for name, numbers in counts.items():
+            if not is_own(name):
+                others.update(numbers)
+        found = {name: numbers for name, numbers in counts.items() if is_own(name)}
+        return found | ({"": dict(others)} if others else {})
+
+    users = own(message.users, lambda user: user == scope.user)
+    return evolve(message, users=users, namespaces=own(message.namespaces, scope.has_namespace))
+
+
 def _sum_of(others: list[TenantUsage]) -> TenantUsage:
     """Return the use of several users as that of one, without their quotas."""
     used: Counter[str] = Counter()
@@ -225,6 +240,7 @@ _BY_CLASS: dict[type, Callable[[HiddenNames, Any], Any]] = {
     Forecast: _forecast,
     QueueInfo: _queue,
     UsageInfo: _usage,
+    ClusterCounts: _counts,
 }
 
 

@@ -76,7 +76,7 @@ _ROWS: dict[str, tuple[type, ...]] = {
         *(client.FollowLogs, client.WatchLogs, node.ReadLog),
         *(client.WatchReservation, client.ListReservations),
         *(client.ListActors, client.FindActor),
-        *(usage.GetQueue, usage.GetUsage, client.ListNodes, maintenance.WhatIf),
+        *(usage.GetQueue, usage.GetUsage, usage.GetCounts, client.ListNodes, maintenance.WhatIf),
         *(history.GetAttempts, history.GetNodeHistory, history.FindEvents),
     ),
     "yoyyoy-": (bundles.FetchValue, bundles.FetchChunk),

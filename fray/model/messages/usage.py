@@ -114,6 +114,37 @@ class LoopDelay:
 
 
 @frozen(kw_only=True)
+class GetCounts:
+    """Get the numbers of jobs and reservations. Reply: `ClusterCounts`."""
+
+
+@frozen(kw_only=True)
+class ClusterCounts:
+    """Numbers of jobs and reservations for monitoring. To a user, others' are under the name ``""``."""
+
+    users: dict[str, dict[str, int]]
+    """Living jobs by user and state (``pending``, ``running``); under ``""``: users beyond the 1,000 with most."""
+    namespaces: dict[str, dict[str, int]]
+    """The same by namespace."""
+    ended_jobs: dict[str, int]
+    """Jobs that have ended since the controller's start, by cause."""
+    ended_attempts: dict[str, int]
+    """The same of attempts."""
+    wait_bounds_s: tuple[float, ...]
+    """Upper bounds of the buckets of ``wait_counts`` in seconds; the last bucket has none."""
+    wait_counts: tuple[int, ...]
+    """Placements of jobs since the controller's start by the time for which the job had waited for machines."""
+    waited_s: float
+    """Sum of those times in seconds."""
+    longest_wait_s: float
+    """Time for which the oldest entry of the queue has waited, in seconds; 0: the queue is empty."""
+    reservations: dict[str, int]
+    """Reservations that have not ended, by state."""
+    reserved_units: dict[str, int]
+    """Units of those: ``minimum``, which they are to have, and ``held``."""
+
+
+@frozen(kw_only=True)
 class UsageInfo:
     now: float
     """Scheduler time, in seconds since the epoch."""

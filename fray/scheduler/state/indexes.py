@@ -11,9 +11,9 @@ from typing import TypeAlias, TypeVar
 
 from attrs import Factory, define
 
-from fray.model.ids import BlobId, JobId
-from fray.model.specs import JobSpec
-from fray.scheduler.lifecycle import JobPhase
+from fray.model.ids import BlobId, JobId, Namespace
+from fray.model.specs import JobSpec, JobState
+from fray.scheduler.lifecycle import LIVING_STATE, JobPhase
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -57,6 +57,19 @@ class OneToMany(dict[K, dict[V, None]]):
             # Empty keys go, so that `key in index` means that there is something, and ids of the past do not pile up.
             if not items:
                 del self[key]
+
+
+class LivingJobs(dict[tuple[str, Namespace, JobState], int]):
+    """Numbers of living jobs by user, namespace and state; what is 0 is absent."""
+
+    def count(self, spec: JobSpec, phase: JobPhase, times: int) -> None:
+        """Count a job in a phase that it enters (1) or leaves (-1)."""
+        key = spec.user, spec.namespace, LIVING_STATE[phase]
+        number = self.get(key, 0) + times
+        if number:
+            self[key] = number
+        else:
+            del self[key]
 
 
 class TimedJobs(list[TimedJob]):

@@ -20,6 +20,7 @@ from fray.scheduler.state.indexes import (
     BlobReferenceCounts,
     GenerationCount,
     GroupMembers,
+    LivingJobs,
     OneToMany,
     OrderedSet,
     ResultSizes,
@@ -57,6 +58,7 @@ class Tables(MachineTables):
         """Living jobs by the driver's session at the top of the chain of owners."""
         self.jobs_by_name: OneToMany[tuple[Namespace, str], JobId] = OneToMany()
         """Living jobs by name."""
+        self.living_jobs = LivingJobs()
         self.sibling_groups: OneToMany[str, JobId] = OneToMany()
         """Living members of supervised groups, in order of acceptance."""
         self.held_jobs: OrderedSet[JobId] = OrderedSet()
@@ -330,6 +332,7 @@ class Tables(MachineTables):
         if job.ended:
             self._index_finished(job)
             return
+        self.living_jobs.count(spec, job.phase, 1)
         self.jobs_by_name.add((spec.namespace, spec.name), job_id)
         if job.owner:
             self.children.add(job.owner, job_id)
@@ -355,6 +358,9 @@ class Tables(MachineTables):
 
     def on_phase_changed(self, job: JobRow, before: JobPhase) -> None:
         """Index a job by its new phase: whether it runs, or ends."""
+        self.living_jobs.count(job.spec, before, -1)
+        if job.phase is not JobPhase.ENDED:
+            self.living_jobs.count(job.spec, job.phase, 1)
         if before is JobPhase.QUEUED:
             self.timers.set(("wait", job.job_id), None)
         # STARTING to RUNNING changes nothing here: both indexes are by the time of placement.

@@ -20,6 +20,7 @@ _INDEXES = (
     "children",
     "jobs_by_root",
     "jobs_by_name",
+    "living_jobs",
     "held_jobs",
     "time_limits",
     "running_by_band",
