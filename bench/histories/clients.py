@@ -26,6 +26,8 @@ BEAT_S = 0.2
 MEMBERS = 2
 MEET_WITHIN_S = 60.0
 INCREMENTS = 5
+RETRIES = 1_000
+BUSY_S = 0.3
 
 
 class NamedCounter:
@@ -145,11 +147,18 @@ class Client:
             self.recorder.end(release, Outcome.VALUE)
             await self.record(Kind.LOOKUP, name, find)
 
-    async def launch(self, request: fray.JobRequest, accepted: Callable[[fray.Job], None] = lambda job: None) -> Any:
-        """Launch a job, say so once it is accepted, wait for its end, and return its value. Raises FrayError."""
-        number = self.recorder.begin(Kind.LAUNCH, request.name)
-        job: fray.Job = await self.cluster.launch(request)
-        accepted(job)
-        value = await job.wait()
-        self.recorder.end(number, Outcome.VALUE, request.members(), key=job.id)
-        return value
+    async def run_gang(self, name: str, number: int) -> None:
+        """Run a gang of `MEMBERS`. Raises FrayError: it failed."""
+        arguments = (self.folder, "", number, BUSY_S)
+        request = fray.JobRequest(
+            name=name,
+            entrypoint=fray.Entrypoint.from_callable(gang_member, arguments),
+            resources=SMALL,
+            replicas=MEMBERS,
+            max_retries_failure=RETRIES,
+            max_retries_preemption=RETRIES,
+        )
+        launched = self.recorder.begin(Kind.LAUNCH, name)
+        job = await self.cluster.launch(request)
+        await job.wait()
+        self.recorder.end(launched, Outcome.VALUE, MEMBERS, key=job.id)

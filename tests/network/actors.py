@@ -24,7 +24,10 @@ EFFECTS = "effects"
 """Folder in the shared folder with a file for each incarnation, ``NAME HOST PID TIME``: a line for each effect."""
 
 ANSWERS = "answers"
-"""Folder in the shared folder with a file for each load, ``NAME PREFIX``: the keys of answered calls."""
+"""Folder in the shared folder with a file for each load, ``NAME PREFIX``: a line for each call, with begin and end,
+outcome, number of items (0: a call without a stream), and key."""
+HISTORY = "history"
+"""Folder in the shared folder with the files of `bench.histories`."""
 AGAIN = "-again"
 """End of the keys of calls that may be repeated."""
 

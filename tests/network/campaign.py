@@ -4,7 +4,8 @@ Two drivers, one behind a gateway, call four actors on two machines: calls, two-
 while one fault after another breaks what connects them, or ends processes and machines. Whatever happens, each call has
 one effect at most, and one if it was answered; no call hangs; one that may be repeated is answered; and no two
 incarnations of an actor act at overlapping times, unless it may. A call may end as `OutcomeUnknown` or `MachineLost`
-only after its actor, or its machine, was lost.
+only after its actor, or its machine, was lost. The drivers also compete for names, whose actors count, and run gangs.
+All of this is one history of operations, which `bench.histories` checks.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from itertools import count, pairwise
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from attrs import define, field
+from attrs import asdict, define, field
 
-from tests.network.actors import AGAIN, ANSWERS, EFFECTS, OVERLAPS
+from bench.histories.checks import violations
+from bench.histories.files import read_history
+from bench.histories.records import Kind, Operation, Outcome, table
+from tests.network.actors import AGAIN, ANSWERS, EFFECTS, HISTORY, OVERLAPS
 from tests.network.cluster import SUSPECT, Answer, Driver, TestCluster, open_test_cluster
 from tests.network.laboratory import Laboratory, LaboratoryError
 from tests.network.namespaces import reason_to_skip
@@ -43,6 +47,10 @@ LOST_FOR_S = 60.0
 """Seconds after the loss of an actor or its machine in which calls may end for that reason."""
 END_S = 120.0
 """Time for everything under way to end after the last fault."""
+GONE_WITHIN_S = 20.0
+"""Seconds after the end of `fray-node` within which what ran below it has ended; it may be frozen meanwhile."""
+NAMES = ("left", "right")
+"""Names for which the drivers compete."""
 WORKERS = 4
 """Tasks of each driver for each actor that call one after the other."""
 
@@ -57,10 +65,17 @@ class Incarnation:
     began: float
     file: Path
 
-    def effects(self) -> list[tuple[float, str]]:
-        """Return time and key of each effect."""
-        lines = (line.partition(" ") for line in self.file.read_text().splitlines())
-        return [(float(at), key) for at, _, key in lines]
+    def operations(self, *, may_overlap: bool) -> Iterator[Operation]:
+        """Yield its effects, and its run from the first to the last of them, as the only attempt if it may overlap."""
+        lines = [line.partition(" ") for line in self.file.read_text().splitlines()]
+        attempt = f"{self.actor}:{self.host} {self.pid} {self.began}:0"
+        effects = [(float(at), key) for at, _, key in lines]
+        for at, key in effects:
+            yield Operation(attempt, Kind.EFFECT, key, at, at, Outcome.VALUE)
+        if effects:
+            job = attempt if may_overlap else self.actor
+            times = effects[0][0], effects[-1][0]
+            yield Operation(attempt, Kind.RUN, job, *times, Outcome.UNKNOWN, self.pid, machine=self.host)
 
 
 def incarnations(lab: Laboratory) -> list[Incarnation]:
@@ -84,6 +99,8 @@ class Result:
     """Calls and streams that ended as `OutcomeUnknown` or `MachineLost`."""
     incarnations: int = 0
     longest_s: float = 0.0
+    operations: Counter[str] = field(factory=Counter)
+    """Number of operations of the history by kind and outcome."""
     breaches: list[str] = field(factory=list)
 
     def text(self) -> str:
@@ -102,6 +119,8 @@ class Faults:
     lab: Laboratory
     cluster: TestCluster
     rng: random.Random
+    machines: list[Operation] = field(factory=list)
+    """The loss of each node or machine, with the time by which what ran there must have ended."""
     lost: list[tuple[float, str]] = field(factory=list)
     """Time and host of each end of an actor's process, of a node, or of a machine."""
     _started: dict[str, float] = field(factory=dict)
@@ -110,6 +129,12 @@ class Faults:
 
     def _two(self) -> list[str]:
         return self.rng.sample(["controller", *NODES, *LAPTOPS], 2)
+
+    def _lose_machine(self, name: str, gone_within_s: float) -> None:
+        now = time.monotonic()
+        self.lost.append((now, name))
+        end = now + gone_within_s
+        self.machines.append(Operation(name, Kind.LOST_MACHINE, "", now, end, Outcome.VALUE, gone_within_s))
 
     def cut(self, seconds: float) -> str:
         """Cut two hosts from one another."""
@@ -189,7 +214,7 @@ class Faults:
     def kill_node(self, seconds: float) -> str:
         """Kill `fray-node` alone, and start it again after a while."""
         name = self.rng.choice(NODES)
-        self.lost.append((time.monotonic(), name))
+        self._lose_machine(name, GONE_WITHIN_S)
         self.cluster.daemons[name].kill()
         time.sleep(seconds)
         self.cluster.start_node(self.lab.hosts[name])
@@ -200,6 +225,7 @@ class Faults:
         host = self.lab.hosts[self.rng.choice(NODES)]
         self.lost.append((time.monotonic(), host.name))
         host.kill()
+        self._lose_machine(host.name, 0.0)
         time.sleep(seconds)
         host.start()
         self._started[host.name] = time.monotonic()
@@ -234,6 +260,7 @@ def run_campaign(
 ) -> Result:
     """Run a cluster under load and faults, and return what happened."""
     rng, result = random.Random(seed), Result()
+    (lab.shared / HISTORY).mkdir()
     with open_test_cluster(lab, *NODES, controller_options=OPTIONS) as cluster:
         drivers = [
             cluster.open_driver(lab.host(name, behind_nat=name == "home", remaps=rng.random() < 0.5))
@@ -247,6 +274,11 @@ def run_campaign(
             for laptop, driver in zip(LAPTOPS, drivers, strict=True)
             for actor in ACTORS
         ]
+        others = [
+            answer
+            for laptop, driver in zip(LAPTOPS, drivers, strict=True)
+            for answer in (driver.start("compete", laptop, NAMES), driver.start("run_gangs", laptop))
+        ]
         faults = Faults(lab, cluster, rng)
         for number in range(cuts):
             kind, seconds = rng.choice(kinds), rng.uniform(0.1, LONGEST_S)
@@ -255,11 +287,11 @@ def run_campaign(
             report(f"{number + 1}/{cuts} {result.faults[-1]}")
             time.sleep(rng.uniform(0.0, seconds + 1.0))
         lab.heal()
-        _finish(result, drivers, loads, [*faults.lost, *_suspicions(cluster)])
+        _finish(result, drivers, loads, others, [*faults.lost, *_suspicions(cluster)])
         result.breaches += [
             f"fray-node of {name} has ended" for name in NODES if not cluster.daemons[name].is_running()
         ]
-    check_effects(lab, result)
+    check_history(lab, result, faults.machines)
     return result
 
 
@@ -274,6 +306,7 @@ def _finish(
     result: Result,
     drivers: Sequence[Driver],
     loads: Sequence[tuple[Driver, str, Answer]],
+    others: Sequence[Answer],
     lost: Sequence[tuple[float, str]],
 ) -> None:
     """Stop the load, and collect what its calls were answered with."""
@@ -299,6 +332,12 @@ def _finish(
             f"nothing was lost: {text}" for at, text in done["unknown"] if was_nothing_lost(actor, at, lost)
         ]
 
+    for answer in others:
+        try:
+            answer.value(max(1.0, give_up_at - time.monotonic()))
+        except Exception as error:  # noqa: BLE001 - as above
+            result.breaches.append(str(error))
+
 
 def was_nothing_lost(actor: str, at: float, lost: Sequence[tuple[float, str]]) -> bool:
     """Return whether neither the actor nor its machine was ``lost`` shortly before a time."""
@@ -306,33 +345,33 @@ def was_nothing_lost(actor: str, at: float, lost: Sequence[tuple[float, str]]) -
     return not any(0.0 <= at - began <= LOST_FOR_S for began, host in lost if ACTORS[actor].get("on", host) == host)
 
 
-def check_effects(lab: Laboratory, result: Result) -> None:
-    """Compare what actors did with what their callers were answered."""
+def check_history(lab: Laboratory, result: Result, machines: Sequence[Operation]) -> None:
+    """Check what actors did and what their callers were answered, and what competitors and gangs have recorded."""
     lived = incarnations(lab)
     result.incarnations = len(lived)
+    _check(result, read_history(lab.shared / HISTORY), machines)
     for actor, options in ACTORS.items():
-        made: Counter[str] = Counter()
-        acted: list[tuple[float, float, str]] = []
+        history = [one for file in (lab.shared / ANSWERS).glob(f"{actor} *") for one in calls_of(file)]
         for incarnation in (each for each in lived if each.actor == actor):
-            effects = incarnation.effects()
-            made.update(key for _, key in effects)
-            if effects:
-                acted.append((effects[0][0], effects[-1][0], incarnation.file.name))
-        answered = [key for file in (lab.shared / ANSWERS).glob(f"{actor} *") for key in file.read_text().splitlines()]
-        repeated = [key for key, times in made.items() if times > 1 and not key.endswith(AGAIN)]
-        missing = [key for key in answered if key not in made]
-        for what, keys in (("were repeated", repeated), ("were answered without an effect", missing)):
-            if keys:
-                result.breaches.append(f"{actor}: {len(keys)} calls {what}: {keys[:5]}")
-        if not options.get("may_overlap"):
-            result.breaches += [
-                f"overlap: {before[2]} and {after[2]}"
-                for before, after in pairwise(sorted(acted))
-                if after[0] < before[1]
-            ]
+            history += incarnation.operations(may_overlap=bool(options.get("may_overlap")))
+        _check(result, history, machines)
     if (lab.shared / OVERLAPS).exists():
         lines = (lab.shared / OVERLAPS).read_text().splitlines()
         result.breaches += [line for line in lines if not ACTORS[line.partition(":")[0]].get("may_overlap")]
+
+
+def _check(result: Result, history: Sequence[Operation], machines: Sequence[Operation]) -> None:
+    result.operations.update(table(history))
+    result.breaches += violations([*history, *machines])
+
+
+def calls_of(file: Path) -> Iterator[Operation]:
+    """Yield the calls of a load; each item of a stream counts as one."""
+    for line in file.read_text().splitlines():
+        begin, end, outcome, items, key = line.split(" ", 4)
+        kind = Kind.REPEATABLE_CALL if key.endswith(AGAIN) else Kind.CALL
+        for each in (f"{key} {item}" for item in range(int(items))) if int(items) else (key,):
+            yield Operation(file.name, kind, each, float(begin), float(end), Outcome(outcome))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -341,6 +380,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=None, help="default: a random one, which is printed")
     parser.add_argument("--cuts", type=int, default=100, help="number of faults (default: %(default)s)")
     parser.add_argument("--kinds", default=",".join(KINDS), help="of faults, with commas (default: %(default)s)")
+    parser.add_argument("--json", type=Path, help="write the sums, with operations by kind and outcome, there")
     found = parser.parse_args(argv)
     if reason_to_skip():
         print(f"skipped: {reason_to_skip()}")
@@ -350,6 +390,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder, Laboratory(Path(folder), seed) as lab:
         result = run_campaign(lab, seed, found.cuts, found.kinds.split(","), lambda line: print(line, flush=True))
     print(result.text())
+    print(json.dumps(result.operations, indent=1, sort_keys=True))
+    if found.json is not None:
+        found.json.write_text(json.dumps({"seed": seed, **asdict(result)}, indent=1) + "\n")
     for breach in result.breaches:
         print(f"  {breach}")
     return 1 if result.breaches else 0

@@ -19,8 +19,11 @@ import trio
 from attrs import define, field
 
 import fray
+from bench.histories.clients import Client
+from bench.histories.files import Recorder
+from bench.histories.records import Outcome
 from tests.network import actors
-from tests.network.actors import AGAIN, ANSWERS
+from tests.network.actors import AGAIN, ANSWERS, HISTORY
 from tests.network.host import SHARED
 
 STREAM_ITEMS = 100
@@ -82,7 +85,7 @@ class Console:
         return made
 
     async def load(self, name: str, prefix: str, workers: int) -> dict[str, Any]:
-        """Call, many at once, until `stop_load`; write what was answered to a file of `ANSWERS`, and return sums.
+        """Call, many at once, until `stop_load`; write each outcome to a file of `ANSWERS`, and return sums.
 
         A tenth of the calls may be repeated; their keys end with `AGAIN`. Others may end as `OutcomeUnknown` or
         `MachineLost`: each is in ``unknown``, with its time.
@@ -90,7 +93,7 @@ class Console:
         done: dict[str, Any] = {"calls": 0, "items": 0, "arrays": 0, "longest_s": 0.0, "unknown": [], "errors": []}
         file = Path(SHARED) / ANSWERS / f"{name} {prefix}"
         file.parent.mkdir(exist_ok=True)
-        answered = file.open("a")
+        answers = file.open("a")
 
         async def work(worker: int) -> None:
             number = 0
@@ -99,13 +102,12 @@ class Console:
                 await trio.sleep(LOAD_PAUSE_S)
                 may_repeat = number % 10 == 0 and number % 100 != 0
                 key, began = f"{prefix}-{worker}-{number}{AGAIN if may_repeat else ''}", time.monotonic()
-                keys = [key]
+                items, outcome = STREAM_ITEMS if number % 100 == 0 else 0, Outcome.UNKNOWN
                 try:
-                    if number % 100 == 0:
-                        if not await self.exchange(name, key, STREAM_ITEMS):
+                    if items:
+                        if not await self.exchange(name, key, items):
                             done["errors"].append(f"{key}: items came back in another order")
-                        keys = [f"{key} {item}" for item in range(STREAM_ITEMS)]
-                        done["items"] += STREAM_ITEMS
+                        done["items"] += items
                     elif number % 250 == 1:
                         if not await self.send_array(name, key, ARRAY_BYTES):
                             done["errors"].append(f"{key}: the array was changed")
@@ -121,14 +123,29 @@ class Console:
                     else:
                         done["errors"].append(text)
                 else:
-                    answered.writelines(f"{each}\n" for each in keys)
+                    outcome = Outcome.VALUE
                     done["longest_s"] = max(done["longest_s"], time.monotonic() - began)
+                answers.write(f"{began:.6f} {time.monotonic():.6f} {outcome} {items} {key}\n")
 
-        with answered:
+        with answers:
             async with trio.open_nursery() as nursery:
                 for worker in range(workers):
                     nursery.start_soon(work, worker)
         return done
+
+    async def compete(self, client: str, names: list[str]) -> None:
+        """Compete with other drivers for names, whose actors count, until `stop_load`; see `bench.histories`."""
+        competitor = Client(self.cluster, Recorder(Path(SHARED) / HISTORY, client))
+        while not self.stopping:
+            await competitor.compete(random.choice(names))
+
+    async def run_gangs(self, client: str) -> None:
+        """Run one gang after another until `stop_load`. Raises FrayError: one has failed."""
+        launcher = Client(self.cluster, Recorder(Path(SHARED) / HISTORY, f"{client}-gangs"))
+        number = 0
+        while not self.stopping:
+            number += 1
+            await launcher.run_gang(f"{client}-gang-{number}", number)
 
     async def stop_load(self) -> None:
         """End all loads after their calls under way."""
