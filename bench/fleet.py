@@ -7,8 +7,8 @@ real node, but its attempts are timers. Then:
 - **storm**: the controller is killed and started again, and all nodes register with the new one;
 - **jobs**: a driver launches short jobs, and all of them end.
 
-For each of them: the time it took, and the passes of the controller's event loop meanwhile (`LoopDelay`). The wall time
-of the passes includes what other processes take of the cores: the fleet itself needs one.
+For each of them: the time it took, and the passes of the controller's event loop meanwhile (`LoopDelay`), in wall time
+and in CPU time. The wall time includes what other processes take of the cores: the fleet itself needs one.
 """
 
 from __future__ import annotations
@@ -176,8 +176,12 @@ def _is_connected(member: ClusterMembership) -> bool:
 
 def _between(before: LoopDelay, after: LoopDelay) -> LoopDelay:
     """Return the passes since ``before``; the longest is that since the start of the controller."""
-    counts = before.counts or (0,) * len(after.counts)
-    return evolve(after, counts=tuple(now - then for now, then in zip(after.counts, counts, strict=True)))
+
+    def since(counts: tuple[int, ...], then: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(now - before for now, before in zip(counts, then or (0,) * len(counts), strict=True))
+
+    cpu_counts = since(after.cpu_counts, before.cpu_counts)
+    return evolve(after, counts=since(after.counts, before.counts), cpu_counts=cpu_counts)
 
 
 async def _measured_delay(cluster: fray.Cluster) -> LoopDelay:
@@ -191,6 +195,8 @@ def _figures(took_s: float, delay: LoopDelay) -> dict[str, float]:
         "p50_ms_up_to": 1e3 * delay.quantile_s(0.5),
         "p99_ms_up_to": 1e3 * delay.quantile_s(0.99),
         "longest_ms": 1e3 * delay.longest_s,
+        "cpu_p99_ms_up_to": 1e3 * delay.cpu_quantile_s(0.99),
+        "longest_cpu_ms": 1e3 * delay.longest_cpu_s,
     }
 
 

@@ -1,10 +1,10 @@
 """The event loop of the controller: the only task that changes the cluster's state.
 
-Invariants: the loop takes all pending events (at most 1,000), steps each, saves once, and only then carries out the
-effects. No await is between the first step and the end of the save, so every other task sees only state that is
-on disk. If the store fails, the loop ends with that error and no effect of the batch has been carried out. If anything
-else fails, the state becomes that of the last save again, the events are stepped and saved one by one, and those at
-which it fails are refused: a defect costs the request that meets it, and not the controller.
+Invariants: the loop takes the pending events (up to a limit of their work), steps each, saves once, and only then
+carries out the effects. No await is between the first step and the end of the save, so every other task sees only state
+that is on disk. If the store fails, the loop ends with that error and no effect of the batch has been carried out. If
+anything else fails, the state becomes that of the last save again, the events are stepped and saved one by one, and
+those at which it fails are refused: a defect costs the request that meets it, and not the controller.
 """
 
 from __future__ import annotations
@@ -20,13 +20,28 @@ import trio
 from fray.controller.context import ControllerContext
 from fray.controller.restore import reload_state
 from fray.errors import ChannelFull, InternalError, StoreError
-from fray.scheduler.effects import ControllerStarted, Effect, Event, EventRecorded, EventRefused, HistoryRecorded, Tick
+from fray.scheduler.effects import (
+    ControllerStarted,
+    Effect,
+    Event,
+    EventRecorded,
+    EventRefused,
+    HistoryRecorded,
+    LaunchRequested,
+    NodeReported,
+    TerminateRequested,
+    Tick,
+)
 from fray.scheduler.step import step
 
 INBOX_LIMIT_EVENTS = 100_000
 """Pending requests; one more is refused and may be retried."""
-BATCH_LIMIT_EVENTS = 1_000
-"""Events saved in one transaction."""
+BATCH_LIMIT_UNITS = 400
+"""Work of the events saved in one transaction, in units of some 0.1 ms on an idle machine: one for each event, and
+`JOB_UNITS` for each job or attempt in it. A single event may have more."""
+JOB_UNITS = 4
+TICK_WAITS_FOR_EVENTS = 1_000
+"""Events that a due timer waits for at most, of those that were pending when it became due."""
 
 TICK_RETRY_S = 5.0
 """Seconds until a tick that failed is tried again; its timers are late by that."""
@@ -40,6 +55,18 @@ STALL_S = 2.5
 silent."""
 
 _log = logging.getLogger("fray.controller.loop")
+
+
+def work_of(event: Event) -> int:
+    """Return what the event costs the loop, in the units of `BATCH_LIMIT_UNITS`."""
+    match event:
+        case LaunchRequested():
+            return 1 + JOB_UNITS * len(event.launch.jobs)
+        case NodeReported():
+            return 1 + JOB_UNITS * (len(event.report.observed) + len(event.report.removed))
+        case TerminateRequested():
+            return 1 + JOB_UNITS * len(event.jobs)
+    return 1
 
 
 def anchored_clock() -> Callable[[], float]:
@@ -66,6 +93,8 @@ class Loop:
         self._clock = clock
         self._stalled_s = 0.0
         self._no_tick_before = 0.0
+        self._before_tick: int | None = None
+        """Pending events that come before the tick that is due; None if none is due."""
         self._carry_out: CarryOut = lambda events, effects: None
         self._observers: list[tuple[tuple[type, ...], CarryOut]] = []
         self._inbox: deque[Event] = deque()
@@ -161,22 +190,44 @@ class Loop:
 
     def run_turn(self) -> None:
         """Process one batch: step the events and, if a timer is due, a tick; save; carry out."""
-        # All that has piled up shares one transaction: one fsync for a burst of launches. The limit bounds the time for
-        # which the loop serves no connection.
-        count = min(len(self._inbox), BATCH_LIMIT_EVENTS)
-        events = [self._inbox.popleft() for _ in range(count)]
         self.now = self.current_time()
-        if self._try(events, may_tick=True):
+        # A node or driver whose return already waits in the inbox must not be given up before it is heard; but a
+        # controller with too many requests must not hold up its timers for as long.
+        if self._before_tick is None and self._is_timer_due():
+            self._before_tick = min(len(self._inbox), TICK_WAITS_FOR_EVENTS)
+        events = self._take_batch()
+        if self._before_tick is not None:
+            self._before_tick -= len(events)
+        may_tick = not self._inbox if self._before_tick is None else self._before_tick <= 0
+        if may_tick:
+            self._before_tick = None
+        if self._try(events, is_batch=True, may_tick=may_tick):
             return
         # One by one, so that one bad event refuses none of the others. They pay with an fsync each.
         for event in events:
-            self._try([event], may_tick=False)
-        if self._is_timer_due() and not self._try([Tick()], may_tick=False):
+            self._try([event])
+        if may_tick and self._is_timer_due() and not self._try([Tick()]):
             # Not at once: the timer is still due, and it would fail again.
             self._no_tick_before = self.now + TICK_RETRY_S
 
-    def _try(self, events: Sequence[Event], *, may_tick: bool) -> bool:
-        """Process events as one batch; return False if it failed, and the state is as it was before.
+    def _take_batch(self) -> list[Event]:
+        """Take the next events from the inbox, at least one if there are any."""
+        # All that has piled up shares one transaction: one fsync for a burst of launches. The limit bounds the time for
+        # which the loop serves no connection; it counts work and not time, so that a simulation takes the same batches.
+        events: list[Event] = []
+        units = 0
+        while self._inbox:
+            units += work_of(self._inbox[0])
+            if events and units > BATCH_LIMIT_UNITS:
+                break
+            events.append(self._inbox.popleft())
+        return events
+
+    def _try(self, events: Sequence[Event], *, is_batch: bool = False, may_tick: bool = False) -> bool:
+        """Process events, and a tick if one may be due; return False if that failed, and the state is as it was before.
+
+        Args:
+            is_batch: the events can be tried one by one after a failure; else the only one is refused.
 
         Raises:
             StoreError: the save has failed, or what was saved cannot be read.
@@ -192,7 +243,7 @@ class Loop:
             # All of it and not the rows that the step has touched: indexes, accounts and queues of other rows may be
             # changed by half, too. What is on disk is right by construction.
             reload_state(self._state, self._store, self.now, settings)
-            if may_tick:
+            if is_batch:
                 return False  # one of several; which one, is found out next
             kind = type(events[0]).__name__
             _log.exception(
@@ -220,8 +271,7 @@ class Loop:
         effects: list[Effect] = []
         for event in events:
             effects += step(self._state, event, self.now)
-        # After the events: a node or driver whose return already waits in the inbox must not be given up in the same
-        # turn.
+        # After the events, see `run_turn`.
         if may_tick and self._is_timer_due():
             effects += step(self._state, Tick(), self.now)
         # Save before publish: what a peer has been sent must survive `kill -9` of this process (P7). The other order

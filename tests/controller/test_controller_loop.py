@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fray.controller.context import ControllerContext
-from fray.controller.loop import BATCH_LIMIT_EVENTS, Loop, anchored_clock
+from fray.controller.loop import BATCH_LIMIT_UNITS, TICK_WAITS_FOR_EVENTS, Loop, anchored_clock, work_of
 from fray.controller.store import Store
 from fray.controller.workspaces.bundles import BundleStore
 from fray.errors import ChannelFull, StoreError
@@ -25,8 +28,8 @@ from fray.model.messages.client import (
     Watch,
     WatchJobs,
 )
-from fray.model.messages.node import DesiredState
-from fray.model.specs import EndReason, JobState, Outcome
+from fray.model.messages.node import DesiredState, ObservedState
+from fray.model.specs import EndReason, JobState, ObservedAttempt, Outcome, Phase
 from fray.net.codec import blob_id
 from fray.net.transport import Credential
 from fray.scheduler.effects import (
@@ -34,12 +37,14 @@ from fray.scheduler.effects import (
     Effect,
     Event,
     LaunchRequested,
+    NodeReported,
     Refusal,
     Reply,
     SessionLost,
     SessionOpened,
     TerminateRequested,
 )
+from fray.scheduler.lifecycle import SessionPhase
 from fray.scheduler.state.rows import SchedulerConfig
 from fray.scheduler.state.state import State
 from fray.scheduler.views import job_info
@@ -141,11 +146,96 @@ def test_if_the_save_fails_there_are_no_effects_and_the_error_is_raised(store: W
 
 def test_a_batch_has_a_limit_and_the_rest_waits(store: Witnessed) -> None:
     desk = Desk(store).begin()
-    for number in range(BATCH_LIMIT_EVENTS + 5):
+    for number in range(BATCH_LIMIT_UNITS + 5):
         desk.driver(f"d{number}")
     desk.loop.run_turn()
     desk.loop.run_turn()
-    assert desk.batches == [BATCH_LIMIT_EVENTS, 5]
+    assert desk.batches == [BATCH_LIMIT_UNITS, 5]
+
+
+def launch_of(jobs: int, ref: int) -> LaunchRequested:
+    names = [f"work-{ref}-{number}" for number in range(jobs)]
+    return LaunchRequested(session="d", ref=ref, launch=Launch(jobs=tuple(spec(name) for name in names)))
+
+
+def report_of(attempts: int, removed: int = 0) -> NodeReported:
+    observed = [ObservedAttempt(attempt_id=f"a{number}:0:0", phase=Phase.RUNNING) for number in range(attempts)]
+    gone = tuple(f"g{number}:0:0" for number in range(removed))
+    report = ObservedState(full=False, observed=tuple(observed), removed=gone)
+    return NodeReported(node="n", incarnation="i", report=report)
+
+
+def terminate(jobs: int) -> TerminateRequested:
+    return TerminateRequested(session="d", ref=0, jobs=tuple(f"j{number}" for number in range(jobs)), reason="")
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.integers(1, 150).map(lambda jobs: launch_of(jobs, ref=1)),
+            st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda counts: report_of(*counts)),
+            st.integers(0, 60).map(terminate),
+            st.just(SessionLost(session="d")),
+        ),
+        max_size=30,
+    )
+)
+def test_a_batch_has_no_more_work_than_the_limit_unless_one_event_alone_has(events: list[Event]) -> None:
+    desk = Desk(Witnessed.memory())
+    taken: list[list[Event]] = []
+    for event in events:
+        desk.loop.post(event)
+    while batch := desk.loop._take_batch():
+        taken.append(batch)
+    assert [event for batch in taken for event in batch] == events
+    assert all(len(batch) == 1 or sum(map(work_of, batch)) <= BATCH_LIMIT_UNITS for batch in taken)
+    for batch, after in pairwise(taken):  # no batch is smaller than necessary
+        assert sum(map(work_of, [*batch, after[0]])) > BATCH_LIMIT_UNITS
+
+
+def test_jobs_that_are_launched_together_are_stepped_in_several_turns_and_all_accepted(store: Witnessed) -> None:
+    desk = Desk(store).begin()
+    desk.driver()
+    for ref in range(6):
+        desk.loop.submit(launch_of(90, ref))
+    while desk.loop._inbox:
+        desk.loop.run_turn()
+    assert desk.batches == [2, 1, 1, 1, 1, 1]
+    assert [effect.ref for effect in desk.effects if isinstance(effect, Reply)] == list(range(6))
+    assert len(desk.context.state.jobs) == 540
+
+
+def test_a_due_timer_waits_for_what_was_pending_and_not_for_what_came_later(store: Witnessed) -> None:
+    clock = Clock()
+    desk = Desk(store, clock).begin()
+    desk.driver()
+    desk.loop.run_turn()
+    desk.loop.post(SessionLost(session="d"))
+    desk.loop.run_turn()
+    clock.now += 3600.0  # the driver was given up long ago, but its return is among the pending events
+    for number in range(BATCH_LIMIT_UNITS):
+        desk.driver(f"other-{number}")
+    desk.driver()
+    for _ in range(2):
+        desk.loop.run_turn()
+    assert desk.context.state.sessions["d"].phase is SessionPhase.OPEN
+
+
+def test_a_due_timer_does_not_wait_for_ever_behind_events(store: Witnessed) -> None:
+    clock = Clock()
+    desk = Desk(store, clock).begin()
+    desk.driver()
+    desk.loop.run_turn()
+    desk.loop.post(SessionLost(session="d"))
+    desk.loop.run_turn()
+    clock.now += 3600.0
+    turns = 0
+    while "d" in desk.context.state.sessions and desk.context.state.sessions["d"].phase is not SessionPhase.ENDED:
+        for number in range(2 * BATCH_LIMIT_UNITS):
+            desk.driver(f"other-{turns}-{number}")
+        desk.loop.run_turn()
+        turns += 1
+    assert turns <= TICK_WAITS_FOR_EVENTS // BATCH_LIMIT_UNITS + 2
 
 
 def test_a_request_over_the_limit_is_refused_but_an_observation_is_not(store: Witnessed) -> None:

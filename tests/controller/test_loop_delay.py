@@ -25,6 +25,27 @@ def test_a_pass_that_blocks_is_counted_by_its_length() -> None:
     assert delay.quantile_s(1.0) == delay.longest_s
 
 
+def test_a_pass_that_waits_for_the_disk_takes_wall_time_and_one_that_computes_takes_cpu_time_too() -> None:
+    async def main(computes: bool) -> LoopDelay:
+        meter = LoopDelayMeter()
+        with meter.measuring():
+            await trio.sleep(0.001)
+            if computes:
+                until = time.thread_time() + 0.25
+                while time.thread_time() < until:
+                    pass
+            else:
+                time.sleep(0.25)  # noqa: ASYNC251 - the pass that is measured
+            await trio.sleep(0.001)
+        return meter.histogram()
+
+    waited, computed = trio.run(main, False), trio.run(main, True)
+    assert [sum(one.counts) == sum(one.cpu_counts) for one in (waited, computed)] == [True, True]
+    assert waited.longest_s >= 0.25 > waited.longest_cpu_s
+    assert computed.longest_cpu_s >= 0.25
+    assert computed.cpu_quantile_s(1.0) == computed.longest_cpu_s
+
+
 def test_nothing_is_measured_before_and_after() -> None:
     async def main() -> tuple[LoopDelay, LoopDelay, LoopDelay]:
         meter = LoopDelayMeter()

@@ -102,15 +102,27 @@ class LoopDelay:
     """Passes of the loop by their length, one bucket more than bounds."""
     longest_s: float = 0.0
     """Longest pass in seconds."""
+    cpu_counts: tuple[int, ...] = ()
+    """The same passes by their CPU time, without what other processes have taken of the core; empty from a controller
+    of an earlier release."""
+    longest_cpu_s: float = 0.0
+    """CPU time of the pass that took most of it, in seconds."""
 
     def quantile_s(self, part: float) -> float:
         """Return the upper bound of the bucket in which this part of the passes is reached; 0 without any pass."""
-        rest = part * sum(self.counts)
-        for bound_s, count in zip(self.bounds_s, self.counts, strict=False):
+        return self._quantile_s(part, self.counts, self.longest_s)
+
+    def cpu_quantile_s(self, part: float) -> float:
+        """Return the same of their CPU time."""
+        return self._quantile_s(part, self.cpu_counts, self.longest_cpu_s)
+
+    def _quantile_s(self, part: float, counts: tuple[int, ...], longest_s: float) -> float:
+        rest = part * sum(counts)
+        for bound_s, count in zip(self.bounds_s, counts, strict=False):
             rest -= count
             if rest <= 0:
-                return min(bound_s, self.longest_s)
-        return self.longest_s
+                return min(bound_s, longest_s)
+        return longest_s
 
 
 @frozen(kw_only=True)
