@@ -71,10 +71,10 @@ from fray.model.constraints import Constraint
 from fray.model.environment import EnvironmentConfig, Secret
 from fray.model.job_groups import JobGroupConfig, JobGroupInfo, JobRole
 from fray.model.log_records import LogLine, LogLineKind
-from fray.model.messages.calls import ActorMetrics
 from fray.model.messages.client import ActorEndpoint
 from fray.model.messages.maintenance import Forecast, ForecastVerdict
 from fray.model.monitoring.health import HealthCheck, OnStall, Progress
+from fray.model.monitoring.served_calls import ActorMetrics
 from fray.model.requests import Entrypoint, JobRequest
 from fray.model.reservations import (
     ReservationConfig,

@@ -294,10 +294,10 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "model": (
         ("backoff", "frozen", "ids", "service_key", "text"),
         (
-            *("actors", "constraints", "environment", "job_groups", "join_tokens", "log_records"),
+            *("constraints", "environment", "job_groups", "join_tokens", "log_records"),
             *("monitoring", "topology"),
         ),
-        ("resources",),
+        ("actors", "resources"),
         ("policy",),
         ("reservations", "specs"),
         ("gangs", "job_text", "messages", "requests", "restart_policy"),

@@ -11,7 +11,7 @@ from fray.blocking.bridge.call_sender import CallSender, call_sender_of
 from fray.blocking.bridge.portal import Portal, refuse_in_loop
 from fray.blocking.futures import ActorFuture
 from fray.missing_names import BLOCKING_METHOD_LINES, ExplainsMissing
-from fray.model.messages.calls import ActorMetrics
+from fray.model.monitoring.served_calls import ActorMetrics
 from fray.tracebacks import short_traceback, shorten_traceback
 from fray.type_variables import A_co, I_co, P, T_co
 

@@ -33,7 +33,7 @@ from fray.model import job_text
 from fray.model.ids import ANONYMOUS_PREFIX, JobId, split_attempt
 from fray.model.reservations import ReservationInfo
 from fray.model.specs import AttemptInfo, EndReason, JobInfo, JobState
-from fray.model.text import byte_size_text, signal_name
+from fray.model.text import byte_size_text, plural, signal_name
 
 
 async def jobs(cluster: Cluster, options: argparse.Namespace) -> int:
@@ -202,6 +202,17 @@ async def show(cluster: Cluster, options: argparse.Namespace) -> int:
     return 0
 
 
+def _called(info: JobInfo) -> list[tuple[str, str]]:
+    """Return the calls that an actor serves, and its callers."""
+    calls = next((attempt.calls for attempt in info.members if attempt.calls is not None), None)
+    if calls is None:
+        return []
+    of_actors = [f"{one.name}: {job_text.calls_text(one.metrics)}" for one in calls.actors]
+    callers = [f"{one.incarnation} ({one.running} of {plural(one.calls, 'call')} under way)" for one in calls.callers]
+    more = [f"{calls.more_callers} more"] if calls.more_callers else []
+    return [("calls", "; ".join(of_actors)), ("called by", ", ".join([*callers, *more]))]
+
+
 def owner_text(info: JobInfo) -> str:
     """Return the owner of a job as text."""
     # An attempt owns what its process launches, unless its job as a whole is to own it.
@@ -231,6 +242,7 @@ def described(info: JobInfo, now: float, max_width: int | None) -> list[str]:
             ("ended", clock(info.end_time)),
             ("ran for", "" if info.state is JobState.PENDING else lasted(info, now)),
             ("progress", job_text.progress_text(info.progress)),
+            *_called(info),
             ("ports", ", ".join(f"{name} {address}" for name, address in info.ports.items())),
             ("next", advice(info)),
         ]

@@ -26,6 +26,7 @@ from fray.errors import InvalidRequest
 from fray.model import job_text
 from fray.model.actors import ActorInfo
 from fray.model.messages.client import NodeInfo
+from fray.model.monitoring.served_calls import ActorMetrics
 from fray.model.specs import AttemptInfo, JobInfo, JobState
 from fray.model.text import byte_size_text
 
@@ -196,8 +197,19 @@ async def actors(cluster: Cluster, options: argparse.Namespace) -> int:
     return 0
 
 
+CALL_HEADS = ("RUNNING", "QUEUED", "CALLS", "ERRORS")
+"""Columns of the calls of actors."""
+
+
+def _call_columns(calls: ActorMetrics | None) -> list[str]:
+    if calls is None:
+        return [""] * len(CALL_HEADS)
+    return [str(value) for value in (calls.running, calls.queued, calls.calls, calls.errors)]
+
+
 def actor_table(found: Sequence[ActorInfo], with_namespace: bool, max_width: int | None) -> list[str]:
-    """Return one line per actor."""
+    """Return one line per actor, with its calls if any of them reports some."""
+    has_calls = any(info.calls is not None for info in found)
     heads = [
         "NAME",
         "STATUS",
@@ -205,6 +217,7 @@ def actor_table(found: Sequence[ActorInfo], with_namespace: bool, max_width: int
         "PID",
         "RESTARTS",
         "SINCE",
+        *(CALL_HEADS if has_calls else ()),
         *(["NAMESPACE"] if with_namespace else []),
         "ID",
         "REASON",
@@ -217,11 +230,12 @@ def actor_table(found: Sequence[ActorInfo], with_namespace: bool, max_width: int
             str(info.pid or ""),
             str(info.restarts),
             clock(info.started),
+            *(_call_columns(info.calls) if has_calls else ()),
             *([namespace_text(info.namespace, max_width)] if with_namespace else []),
             info.actor_id,
             info.reason,
         ]
         for info in found
     ]
-    optional = ("NAMESPACE", "RESTARTS", "PID", "SINCE", "NODE", "REASON", "NAME", "STATUS")
+    optional = ("NAMESPACE", "RESTARTS", "PID", "SINCE", "NODE", *CALL_HEADS, "REASON", "NAME", "STATUS")
     return table(heads, rows, max_width, optional=optional)

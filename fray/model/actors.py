@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from fray.model.frozen import frozen
 from fray.model.ids import ActorId, Namespace
+from fray.model.monitoring.served_calls import ActorMetrics, CallingProcess
 
 
 class ActorStatus(StrEnum):
@@ -44,5 +45,11 @@ class ActorInfo:
     """Time of its end; None while it is alive, also while it is being ended."""
     detached: bool = False
     """Owned by the cluster: it outlives the job or driver that created it."""
+    incarnation: str = ""
+    """Attempt id of its process, or session id of the driver that serves it; empty without a process."""
+    calls: ActorMetrics | None = None
+    """Calls as its process last reported them; None if it reports none, or none were made."""
+    callers: tuple[CallingProcess, ...] = ()
+    """Processes that call the actors of its process."""
     served: bool = False
     """Registered by a server in another process: that process ends it, not the cluster."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fray.model.ids import split_attempt
 from fray.model.monitoring.health import Progress
+from fray.model.monitoring.served_calls import ActorMetrics
 from fray.model.specs import EndReason, JobInfo, JobState
 from fray.model.text import list_text, signal_name
 
@@ -76,3 +77,14 @@ def machines_text(info: JobInfo) -> str:
 
 def _ordinal(number: int) -> str:
     return {2: "second", 3: "third"}.get(number, f"{number}th")
+
+
+def calls_text(calls: ActorMetrics) -> str:
+    """Return ``2 running, 0 queued, 120 ended, 1 with errors, 99 % within 4 ms``."""
+    parts = [f"{calls.running} running", f"{calls.queued} queued", f"{calls.calls} ended"]
+    if calls.errors:
+        parts.append(f"{calls.errors} with errors")
+    if calls.latency_buckets:
+        within_s = calls.latency_s(0.99)
+        parts.append(f"99 % within {within_s:.3g} s" if within_s >= 1 else f"99 % within {1000 * within_s:.3g} ms")
+    return ", ".join(parts)

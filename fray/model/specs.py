@@ -14,6 +14,7 @@ from fray.model.ids import AttemptId, BlobId, JobId, Namespace, split_attempt
 from fray.model.job_groups import JobRole
 from fray.model.monitoring.attempt_metrics import AttemptMetrics
 from fray.model.monitoring.health import HealthCheck, OnStall, Progress
+from fray.model.monitoring.served_calls import ServedCalls
 from fray.model.policy.priority import Band
 from fray.model.resources import Demand
 
@@ -376,6 +377,8 @@ class AttemptInfo:
     check."""
     host: str = ""
     """Host or IP under which peers reach its machine."""
+    calls: ServedCalls | None = None
+    """Calls that its process serves, while it runs, if it is an actor in a process of its own."""
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -393,6 +396,7 @@ class AttemptInfo:
             cpu_s=self.cpu_s if ended and self.cpu_s else metrics.cpu_s,
             health="" if ended else metrics.health,
             captured=self.captured or metrics.captured,
+            calls=None if ended else metrics.calls,
         )
 
 

@@ -242,6 +242,9 @@ class Dashboard:
         async def users(cluster: Cluster) -> Sequence[Row]:
             return keyed("user", await cluster.list_users())
 
+        async def actors(cluster: Cluster) -> Sequence[Row]:
+            return keyed("actor_id", await cluster.list_actors(namespace="*"))
+
         async def gone(cluster: Cluster) -> Sequence[Row]:
             # The latest end of each name, as `fray nodes --all`.
             return list({row[0]: row for row in keyed("node", await cluster.gone_nodes())}.values())
@@ -252,7 +255,15 @@ class Dashboard:
 
         for ask, every_s in (
             *((nodes, 0.2), (queue, 1.0), (usage, 1.0), (samples, 20.0)),
-            *((reservations, 1.0), (groups, 1.0), (job_groups, 1.0), (users, 5.0), (audit, 5.0), (gone, 5.0)),
+            *(
+                (reservations, 1.0),
+                (groups, 1.0),
+                (job_groups, 1.0),
+                (users, 5.0),
+                (audit, 5.0),
+                (gone, 5.0),
+                (actors, 1.0),
+            ),
         ):
             self._live.add(ask.__name__, ask, every_s=every_s)
         self._live.add("held", past.HeldByJob().ask, every_s=HELD_EVERY_S, is_kept=True)

@@ -288,6 +288,7 @@ def hosted_actor_info(state: State, job: JobRow) -> ActorInfo:
         started=job.started_at,
         ended=job.ended_at,
         detached=not job.owner,
+        incarnation=member.attempt_id if member else "",
     )
 
 
@@ -327,6 +328,7 @@ def served_actor_info(state: State, registration: ActorRegistration) -> ActorInf
         pid=attempt.pid if attempt else None,
         reason=str(Reason(ReasonKind.MACHINE_SILENT, attempt.node)) if silent and attempt else "",
         started=attempt.started_at if attempt else None,
+        incarnation=endpoint.incarnation,
         served=True,
     )
 

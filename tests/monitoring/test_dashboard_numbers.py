@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -112,10 +114,14 @@ async def test_the_numbers_of_the_page_are_those_of_the_command_line_and_of_sql(
             assert tab.errors == []
 
 
-async def index_of(tab: Tab, column: str) -> int:
-    """Return the place of a column of the table that is shown."""
+async def columns_of(tab: Tab) -> list[str]:
+    """Return the names of the columns of the table that is shown."""
     names = "[...document.querySelectorAll('.head button')].map((button) => button.dataset.sort)"
-    return (await tab.evaluate(names)).index(column)  # type: ignore[no-any-return]
+    return list(await tab.evaluate(names))
+
+
+async def index_of(tab: Tab, column: str) -> int:
+    return (await columns_of(tab)).index(column)
 
 
 async def test_a_machine_that_left_has_its_end_what_ran_there_and_its_events(lab: Lab) -> None:
@@ -138,3 +144,82 @@ async def test_a_machine_that_left_has_its_end_what_ran_there_and_its_events(lab
             assert len(noted) == await tab.evaluate("document.querySelectorAll('#events tr').length")
             assert noted[-1]["text"] in text
             assert tab.errors == []
+
+
+async def test_an_actor_has_its_calls_its_queue_and_its_callers(lab: Lab) -> None:
+    with running_dashboard(lab) as url:
+        async with (
+            fray.open_cluster(lab.spec, token=TOKEN, logs=False) as cluster,
+            trio.open_nursery() as nursery,
+            open_tab() as tab,
+        ):
+            slow = ResourceConfig.with_cpu(cpu=0.1, memory="50MB")
+            counter = await cluster.create_actor(Counter, name="counter", resources=slow)
+            caller = await cluster.create_actor(Relay, counter, name="relay", resources=slow)
+            for _ in range(5):
+                await caller.add(2)
+            with pytest.raises(ValueError, match="on request"):
+                await counter.fail()
+            # One runs until the test ends, and two wait for it.
+            for _ in range(3):
+                nursery.start_soon(ignore_end, counter.wait)
+            await tab.open(url)
+            await tab.evaluate("location.hash = '#/actors?sort=name'")
+            await tab.wait_for(f"({ROWS}).some((row) => row[0] === 'counter' && row[3] === '2')")
+            row = dict(zip(await columns_of(tab), (await tab.evaluate(ROWS))[0], strict=True))
+            assert {name: row[name] for name in ("name", "status", "running", "queued", "calls", "errors")} == {
+                "name": "counter",
+                "status": "ready",
+                "running": "1",
+                "queued": "2",
+                "calls": "6",
+                "errors": "1",
+            }
+            assert "relay" in await tab.text("#edges")
+            info = await cluster.actor_info("counter")
+            assert info.calls is not None
+            assert (info.calls.running, info.calls.queued, sum(info.calls.latency_buckets)) == (1, 2, 6)
+            relay = await cluster.actor_info("relay")
+            calls = {each.incarnation: (each.calls, each.running) for each in info.callers}
+            assert calls.pop(relay.incarnation) == (5, 0)
+            assert list(calls.values()) == [(4, 3)]  # this driver
+
+            shown = await trio.to_thread.run_sync(asked, lab, "show", info.actor_id)
+            assert shown["attempts"][0]["calls"]["actors"][0]["metrics"]["queued"] == 2
+            text = await trio.to_thread.run_sync(run_fray, lab, "show", info.actor_id)
+            assert "counter: 1 running, 2 queued, 6 ended, 1 with errors" in text
+            assert f"{relay.incarnation} (0 of 5 calls under way)" in text
+            await tab.evaluate(f"location.hash = '#/job/{info.actor_id}'")
+            await tab.wait_for("document.querySelector('#calls .callers')")
+            assert "counter: 1 running, 2 queued, 6 ended, of them 1 with errors" in await tab.text("#calls")
+            assert relay.incarnation in await tab.text("#calls .callers")
+            assert tab.errors == []
+            nursery.cancel_scope.cancel()
+
+
+async def ignore_end(call: Callable[[], Awaitable[object]]) -> None:
+    with contextlib.suppress(fray.FrayError):
+        await call()
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, more: int) -> int:
+        self.count += more
+        return self.count
+
+    def fail(self) -> None:
+        raise ValueError("on request")
+
+    def wait(self) -> None:
+        time.sleep(600)
+
+
+class Relay:
+    def __init__(self, counter: fray.ActorHandle) -> None:
+        self.counter = counter
+
+    async def add(self, more: int) -> int:
+        return await self.counter.add(more)  # type: ignore[no-any-return]

@@ -11,8 +11,8 @@ from fray.api.job_html import job_html
 from fray.errors import InvalidRequest, NoSuchMethod
 from fray.missing_names import METHOD_LINES, ExplainsMissing
 from fray.model.ids import ActorId
-from fray.model.messages.calls import ActorMetrics
 from fray.model.messages.client import ActorEndpoint
+from fray.model.monitoring.served_calls import ActorMetrics
 from fray.model.resources import short_repr
 from fray.runtime.actors.methods import public_names
 from fray.runtime.calls.futures import CallFuture

@@ -348,7 +348,8 @@ def list_actors(client: ClientConnection, ref: int, message: messages.ListActors
 
 def _own_actors(client: ClientConnection, request: type, found: tuple[ActorInfo, ...]) -> tuple[ActorInfo, ...]:
     scope = scope_for(client, request)
-    return found if scope is None else tuple(one for one in found if scope.has_actor(one.actor_id, one.namespace))
+    own = found if scope is None else tuple(one for one in found if scope.has_actor(one.actor_id, one.namespace))
+    return client.context.attempt_metrics.with_calls(own)
 
 
 def find_actor(client: ClientConnection, ref: int, message: messages.FindActor, blobs: Sequence[Bytes]) -> Answer:

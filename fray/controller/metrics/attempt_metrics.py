@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 import trio
 from attrs import evolve
 
+from fray.model.actors import ActorInfo
 from fray.model.ids import AttemptId, JobId, NodeName, split_attempt
 from fray.model.messages.client import NodeInfo
 from fray.model.messages.node import truncate_details
@@ -32,7 +33,11 @@ NOTIFIED_LIMIT = 200
 
 
 def _shortened(attempt: AttemptInfo) -> AttemptInfo:
-    return evolve(attempt, captured="", message=truncate_middle(attempt.message, LISTED_LIMIT_BYTES))
+    return evolve(attempt, captured="", calls=None, message=truncate_middle(attempt.message, LISTED_LIMIT_BYTES))
+
+
+def _is_shortened(attempt: AttemptInfo) -> bool:
+    return bool(attempt.captured or attempt.calls or len(attempt.message) > LISTED_LIMIT_BYTES)
 
 
 class AttemptMetricsStore:
@@ -83,16 +88,30 @@ class AttemptMetricsStore:
             self.last_reported[oldest] = evolve(self.last_reported[oldest], captured="")
 
     def listed(self, info: JobInfo) -> JobInfo:
-        """Return the job for a list: complete, but without stacks, and messages cut to `LISTED_LIMIT_BYTES`."""
+        """Return the job for a list: complete, but without stacks and calls, and with messages of at most
+        `LISTED_LIMIT_BYTES`.
+        """
         info = info.with_metrics(self.last_reported)
         # Mostly nothing is to be cut, and then the record is not copied.
-        if not any(attempt.captured or len(attempt.message) > LISTED_LIMIT_BYTES for attempt in info.attempts):
+        if not any(
+            attempt.captured or attempt.calls or len(attempt.message) > LISTED_LIMIT_BYTES for attempt in info.attempts
+        ):
             return info
         return evolve(info, attempts=tuple(map(_shortened, info.attempts)))
 
     def latest(self, attempts: Iterable[AttemptId]) -> tuple[AttemptMetrics, ...]:
         """Return the measurements of those of these attempts that have any."""
         return tuple(self.last_reported[attempt_id] for attempt_id in attempts if attempt_id in self.last_reported)
+
+    def with_calls(self, actors: Iterable[ActorInfo]) -> tuple[ActorInfo, ...]:
+        """Return the actors with what their processes have reported of their calls."""
+        return tuple(map(self._with_calls, actors))
+
+    def _with_calls(self, actor: ActorInfo) -> ActorInfo:
+        metrics = self.last_reported.get(actor.incarnation)
+        if metrics is None or metrics.calls is None or actor.ended is not None:
+            return actor
+        return evolve(actor, calls=metrics.calls.metrics_of(actor.actor_id), callers=metrics.calls.callers)
 
     def record_node_details(self, node: NodeName, details: dict[str, str]) -> None:
         """Take what a node reports of itself."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fray.model.frozen import frozen
 from fray.model.ids import ActorId, SessionId
+from fray.model.monitoring.served_calls import ActorMetrics as ActorMetrics  # a message, too
 
 
 @frozen(kw_only=True)
@@ -41,37 +42,6 @@ class GetMetrics:
     """Get the metrics of an actor on this host. Reply: `ActorMetrics`. Error: NoSuchActor."""
 
     number: int
-
-
-LATENCY_STEPS_PER_S = 1 << 20
-
-
-@frozen(kw_only=True)
-class ActorMetrics:
-    """Counters of an actor since its current incarnation began."""
-
-    calls: int
-    """Calls that have ended in any way."""
-    errors: int
-    """Ended calls that raised an error."""
-    cancelled: int
-    """Ended calls that were cancelled by their caller, also before they began."""
-    running: int
-    """Calls running now."""
-    queued: int
-    """Calls waiting for their turn now."""
-    latency_buckets: tuple[int, ...] = ()
-    """Number ``i`` counts the calls that took less than ``2 ** (i - 20)`` seconds (bucket 20: one second), and no less
-    than half of that, from their arrival at the actor's process to their end. A stream counts with all its items."""
-
-    def latency_s(self, share: float) -> float:
-        """Return an upper bound in seconds of the latency of this share (0 to 1) of the calls; 0 without calls."""
-        still = share * sum(self.latency_buckets)
-        for index, count in enumerate(self.latency_buckets):
-            still -= count
-            if count and still <= 0:
-                return 2.0**index / LATENCY_STEPS_PER_S
-        return 0.0
 
 
 @frozen(kw_only=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from fray.model.frozen import frozen
 from fray.model.ids import AttemptId
 from fray.model.monitoring.health import Progress
+from fray.model.monitoring.served_calls import ServedCalls
 
 CAPTURE_LIMIT_BYTES = 32 * 1024
 """Limit of the stacks in a job's record; the middle is cut out of longer ones."""
@@ -30,6 +31,8 @@ class AttemptMetrics:
     """``well``, ``stalled``, or what was wrong at the last health check."""
     captured: str = ""
     """Stacks of the last stall. Sent once, and again to a controller that has forgotten."""
+    calls: ServedCalls | None = None
+    """Calls that its process serves, if it has actors."""
 
 
 def truncate_middle(text: str, limit_bytes: int) -> str:

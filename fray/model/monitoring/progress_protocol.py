@@ -6,6 +6,7 @@
     30 - steps         of an unknown total
     well               its health method has returned
     unwell TEXT        it has not, and why
+    calls JSON         calls that its actors serve (`fray.model.monitoring.served_calls`)
 
 Any process of the job may write such a line to the file that ``FRAY_PROGRESS`` names (a named pipe: nothing is stored
 there); `fray.progress` does it for Python.
@@ -17,7 +18,9 @@ from typing import TypeAlias
 
 from fray.errors import InvalidRequest
 from fray.model.frozen import frozen
+from fray.model.monitoring import served_calls
 from fray.model.monitoring.health import Progress
+from fray.model.monitoring.served_calls import ServedCalls
 
 VARIABLE = "FRAY_PROGRESS"
 PIPE = "progress"
@@ -29,11 +32,12 @@ STACKS_SIGNAL = 40
 process, so it is sent only to processes that catch it."""
 TASKS_END = "-- end of tasks --"
 """Last line of a process's answer when the shim requests its Trio tasks."""
-LINE_LIMIT_BYTES = 512
+LINE_LIMIT_BYTES = 4000
 """Longest line that is read. The kernel writes up to 4096 bytes to a pipe atomically, whatever else is written."""
 UNIT_LIMIT_CHARS = 40
 TEXT_LIMIT_CHARS = 300
 UNKNOWN = "-"
+CALLS = "calls"
 
 
 @frozen
@@ -54,7 +58,7 @@ class UsageReport:
     cpu_s: float = 0.0
 
 
-WrittenReport: TypeAlias = Progress | HealthReport
+WrittenReport: TypeAlias = Progress | HealthReport | ServedCalls
 """Reports that have a line of their own in the pipe."""
 AttemptReport: TypeAlias = WrittenReport | UsageReport
 
@@ -86,6 +90,8 @@ def format_line(report: WrittenReport) -> bytes:
     if isinstance(report, HealthReport):
         text = " ".join(report.text[:TEXT_LIMIT_CHARS].split())
         line = "well" if report.good else f"unwell {text}"
+    elif isinstance(report, ServedCalls):
+        line = f"{CALLS} {served_calls.to_text(report, LINE_LIMIT_BYTES - len(CALLS) - 2)}"
     else:
         total = UNKNOWN if report.total is None else repr(report.total)
         line = f"{report.done!r} {total} {report.unit}".rstrip()
@@ -98,6 +104,8 @@ def parse(line: bytes) -> WrittenReport | None:
     if head in ("well", "unwell"):
         shown = "".join(char if char.isprintable() else " " for char in rest[:TEXT_LIMIT_CHARS])
         return HealthReport(head == "well", " ".join(shown.split()))
+    if head == CALLS:
+        return served_calls.from_text(rest)
     second, _, unit = rest.strip().partition(" ")
     try:
         done, total = float(head), None if second in ("", UNKNOWN) else float(second)

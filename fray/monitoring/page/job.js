@@ -1,5 +1,6 @@
 // One job: on top why it waits or why it ended, then the chain of causes, attempts, events, details; its log, live.
 
+import { callers, histogram } from "./actors.js";
 import { heldText } from "./jobs.js";
 import { ago, bytes, clock, h, jobLink, nodeLink, now, redraw, span } from "./dom.js";
 
@@ -60,6 +61,19 @@ function attempts(info) {
     info.attempts.map(row));
 }
 
+// Calls that the process of an actor serves.
+function drawCalls({ calls }) {
+  const { actors, more_actors: more } = calls;
+  return [
+    h("h2", {}, "Calls"),
+    ...actors.flatMap(({ name, metrics }) => [
+      h("p", {}, `${name}: ${metrics.running} running, ${metrics.queued} queued, ${metrics.calls} ended, of them ${metrics.errors} with errors and ${metrics.cancelled} cancelled; time from arrival to end:`),
+      histogram(metrics)]),
+    more ? h("p", { class: "dim" }, `and ${more} more actors`) : null,
+    h("h2", {}, "Called by"), callers(calls.callers, calls.more_callers),
+  ];
+}
+
 // The log: lines are appended as they come; the oldest are dropped.
 const LINES = 5000;
 class Log {
@@ -117,6 +131,7 @@ export const job = {
     const events = h("div");
     const details = h("dl");
     const stacks = h("div");
+    const calls = h("div", { id: "calls" });
     const act = async (what, body) => {
       try { said.textContent = ""; return await live.act(`/api/jobs/${encodeURIComponent(id)}/${what}`, body); }
       catch (error) { said.textContent = error.message; return null; }
@@ -133,7 +148,7 @@ export const job = {
     } }, "stacks");
     const log = new Log(id);
     const element = h("div", {}, top, h("div", { class: "tools" }, stop, look), said, chain,
-      h("h2", {}, "Attempts"), lanes, list, stacks, h("h2", {}, "Log"), log.element, h("h2", {}, "Events"), events, h("h2", {}, "Details"), details);
+      h("h2", {}, "Attempts"), lanes, list, calls, stacks, h("h2", {}, "Log"), log.element, h("h2", {}, "Events"), events, h("h2", {}, "Details"), details);
 
     function draw() {
       const found = live.document("job");
@@ -153,6 +168,7 @@ export const job = {
       redraw(chain, explanation);
       redraw(lanes, timeline(info));
       redraw(list, info.attempts.length ? attempts(info) : h("p", { class: "dim" }, "none yet"));
+      redraw(calls, info.attempts.filter((each) => each.calls).flatMap(drawCalls));
       redraw(events, h("table", {}, found.events.map((each) => h("tr", {}, h("td", { class: "mono" }, clock(each.time)), h("td", {}, each.what), h("td", {}, each.text)))));
       redraw(details, [...FIELDS, ["held, or its cost", () => heldText(live.rows("held").get(info.job_id))]].map(([name, value]) => [name, value(info)]).filter(([, value]) => value).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]).flat(),
         Object.entries(Object.assign({}, ...info.attempts.filter((each) => !each.cause).map((each) => Object.fromEntries(Object.entries(each.ports).map(([name, port]) => [name, `${each.host}:${port}`]))))).map(([name, where]) => [h("dt", {}, `port ${name}`), h("dd", {}, where)]).flat());

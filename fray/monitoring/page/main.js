@@ -6,13 +6,14 @@ import { overview } from "./overview.js";
 import { jobs } from "./jobs.js";
 import { job } from "./job.js";
 import { machine, machines } from "./machines.js";
+import { actors } from "./actors.js";
 import { events, history } from "./history.js";
 import { reservations } from "./reservations.js";
 import { audit, users } from "./people.js";
 
 // Each: {title, tables, make(page) -> {element, update(table, rows, gone), close()}}
-const views = { overview, jobs, job, machines, machine, reservations, history, events, users, audit };
-const menu = ["overview", "jobs", "machines", "reservations", "history", "events", "users", "audit"];
+const views = { overview, jobs, job, machines, machine, actors, reservations, history, events, users, audit };
+const menu = ["overview", "jobs", "machines", "actors", "reservations", "history", "events", "users", "audit"];
 const contact = document.getElementById("contact");
 const notice = document.getElementById("notice");
 let shown = null;

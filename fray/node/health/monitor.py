@@ -23,6 +23,7 @@ from fray.model.monitoring.progress_protocol import (
     UsageReport,
     progress_text,
 )
+from fray.model.monitoring.served_calls import ServedCalls
 from fray.model.specs import JobSpec
 from fray.node.health.counters import HealthCounter, HealthState, StallDetector
 from fray.node.health.http_check import BadAnswer, check_path
@@ -134,6 +135,8 @@ class HealthMonitor:
                 peak_memory_bytes=report.peak_memory_bytes,
                 cpu_s=report.cpu_s,
             )
+        elif isinstance(report, ServedCalls):
+            self._metrics.update(attempt_id, calls=report)
         elif attempt is not None:
             attempt.last_report = report
             attempt.wake()

@@ -22,9 +22,11 @@ from fray.model.monitoring.progress_protocol import (
     HealthReport,
     UsageReport,
     WrittenReport,
+    format_line,
     parse,
     progress_text,
 )
+from fray.model.monitoring.served_calls import ServedCalls
 from fray.model.text import duration_text
 from fray.node.shim.plugin import ShimPlugin
 
@@ -87,8 +89,8 @@ class ProgressPipeReader(ShimPlugin):
 
     Args:
         pipe: descriptor from `open_pipe`.
-        send: sends ``{"progress": [done, total, unit]}``, ``{"health": [good, text]}``, ``{"used": [memory, peak,
-            cpu]}``, or several of these in one, to the node.
+        send: sends ``{"progress": [done, total, unit]}``, ``{"health": [good, text]}``, ``{"calls": line}``,
+            ``{"used": [memory, peak, cpu]}``, or several of these in one, to the node.
         log_line: writes a line to the attempt's log.
     """
 
@@ -115,9 +117,9 @@ class ProgressPipeReader(ShimPlugin):
             report = parse(line) if len(line) <= LINE_LIMIT_BYTES else None
             if report is not None:
                 latest.setdefault(type(report), report)
-            # Both kinds are found, or it is a flood of progress, which is not searched back to its beginning for a
+            # All kinds are found, or it is a flood of progress, which is not searched back to its beginning for a
             # health line.
-            if len(latest) == 2 or (Progress in latest and len(lines) > 100):
+            if len(latest) == 3 or (Progress in latest and len(lines) > 100):
                 break
         for report in latest.values():
             self._note(report, now)
@@ -125,6 +127,9 @@ class ProgressPipeReader(ShimPlugin):
     def _note(self, report: WrittenReport, now: float) -> None:
         if isinstance(report, HealthReport):
             self._pending["health"] = [report.good, report.text]
+            return
+        if isinstance(report, ServedCalls):
+            self._pending["calls"] = format_line(report).decode()
             return
         self._pending["progress"] = [report.done, report.total, report.unit]
         self._write(self._progress_log.line(report, now))
@@ -175,6 +180,8 @@ def parse_report(pending: dict[str, Any]) -> list[AttemptReport]:
         found.append(Progress(done=done, total=total, unit=unit))
     if "health" in pending:
         found.append(HealthReport(*pending["health"]))
+    if "calls" in pending and (served := parse(pending["calls"].encode())) is not None:
+        found.append(served)
     if "used" in pending:
         memory_bytes, peak_bytes, cpu_s = pending["used"]
         found.append(UsageReport(memory_bytes=memory_bytes, peak_memory_bytes=peak_bytes, cpu_s=cpu_s))

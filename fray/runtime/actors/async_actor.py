@@ -17,7 +17,7 @@ from typing import Any
 import trio
 
 from fray.errors import FrayError
-from fray.model.messages.calls import ActorMetrics
+from fray.model.monitoring.served_calls import ActorMetrics
 from fray.runtime.actors.incoming_call import IncomingCall, OutputStream
 from fray.runtime.actors.methods import NO_GROUP, Style
 from fray.runtime.actors.served_actor import ServedActor

@@ -81,6 +81,11 @@ class CallerSession:
         stored = self.dedup.kept_bytes
         return f"<caller {self.session}: {len(self._calls)} calls under way, {stored} bytes of answers stored>"
 
+    @property
+    def under_way(self) -> int:
+        """Number of calls that have not been answered."""
+        return len(self._calls)
+
     def attach(self, channel: Channel) -> CallerChannelHandler:
         """Return the handler for a new channel of this caller; answers are sent through it from now on."""
         self.channel = channel

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fray.model.messages.calls import ActorMetrics
+from fray.model.monitoring.served_calls import ActorMetrics
 
 _BUCKETS = 64
 

@@ -14,7 +14,7 @@ from typing import Any
 import trio
 
 from fray.errors import CallCycle, FrayError, InvalidRequest, NoSuchActor, OutcomeUnknown
-from fray.model.messages.calls import LATENCY_STEPS_PER_S, ActorMetrics
+from fray.model.monitoring.served_calls import LATENCY_STEPS_PER_S, ActorMetrics
 from fray.model.text import plural
 from fray.net.codec import Kind
 from fray.runtime.actors.incoming_call import INTERNAL_CALL, IncomingCall, OutputStream

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextvars import Context
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 import trio
@@ -15,6 +15,7 @@ import trio
 from fray.errors import ActorDied, ChannelClosed, FrayError, NoSuchActor, ProtocolMismatch
 from fray.model.ids import ActorId, SessionId, mint
 from fray.model.messages.calls import CallerHello, HostHello
+from fray.model.monitoring.served_calls import ACTORS_LIMIT, CALLERS_LIMIT, ActorCalls, CallingProcess, ServedCalls
 from fray.model.service_key import ServiceKey
 from fray.net.channel.channel import HandlerFactory
 from fray.net.channel.public import Acceptor
@@ -39,6 +40,8 @@ KEEP_S = 60.0
 """Seconds for which a caller without a connection is retained; then its calls are cancelled."""
 EVERYWHERE = ("0.0.0.0", "[::]")
 """Places of listeners on all addresses of this machine, of both versions of IP."""
+LOOKED_AT = 200
+"""Actors of one process whose calls are looked at for a report."""
 CLOSE_S = 3.0
 """Longest time that `ActorHostServer.shutdown` takes after its grace, in seconds."""
 
@@ -370,6 +373,37 @@ class ActorHostServer:
         if self._light_pool is None:
             self._light_pool = SharedThreadPool("fray-light", self.spawn)
         return self._light_pool.make_queue(name, threads)
+
+    def calls(self) -> ServedCalls:
+        """Return the calls of the busiest actors and callers: a look at counters that are there anyway."""
+        # Of thousands of light actors only the first are looked at: the loop must not stop for this.
+        looked_at = [
+            ActorCalls(actor_id=actor.actor_id, name=actor.name, metrics=actor.metrics())
+            for actor in islice(self.actors.values(), LOOKED_AT)
+        ]
+        looked_at.sort(key=lambda each: (-each.metrics.running - each.metrics.queued, -each.metrics.calls))
+        callers = self._callers()
+        return ServedCalls(
+            actors=tuple(looked_at[:ACTORS_LIMIT]),
+            callers=tuple(callers[:CALLERS_LIMIT]),
+            more_actors=max(0, len(self.actors) - ACTORS_LIMIT),
+            more_callers=max(0, len(callers) - CALLERS_LIMIT),
+        )
+
+    def _callers(self) -> list[CallingProcess]:
+        """Return the connected processes that have called, those with the most calls under way first."""
+        found: dict[str, CallingProcess] = {}
+        for session in self._sessions.values():
+            if session.dedup.highest:
+                # A process may have several connections, named with numbers behind its own name.
+                caller = session.session.rpartition("/")[0] or session.session
+                known = found.get(caller, CallingProcess(incarnation=caller, calls=0, running=0))
+                found[caller] = CallingProcess(
+                    incarnation=caller,
+                    calls=known.calls + session.dedup.highest,
+                    running=known.running + session.under_way,
+                )
+        return sorted(found.values(), key=lambda each: (-each.running, -each.calls))
 
     def _context_for(self, call: IncomingCall) -> Any:
         return self.make_context(call)

@@ -10,7 +10,7 @@ from typing import Any
 import trio
 
 from fray.errors import CancelIgnored, FrayError
-from fray.model.messages.calls import ActorMetrics
+from fray.model.monitoring.served_calls import ActorMetrics
 from fray.runtime.actors.incoming_call import IncomingCall, OutputStream
 from fray.runtime.actors.lifecycle import ShutdownRequest
 from fray.runtime.actors.method_streams import BlockingStream

@@ -17,9 +17,10 @@ import trio
 from attrs import evolve, frozen
 
 from fray.errors import ChannelFull, FrayError, NoSuchActor
-from fray.model.messages.calls import ActorMetrics, GetMetrics
+from fray.model.messages.calls import GetMetrics
 from fray.model.messages.client import ActorEndpoint, Names
 from fray.model.messages.large_values import check_size
+from fray.model.monitoring.served_calls import ActorMetrics
 from fray.net.codec import Bytes
 from fray.runtime.calls.flow_control import BufferBudget
 from fray.runtime.calls.futures import CallFuture

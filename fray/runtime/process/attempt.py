@@ -95,6 +95,8 @@ class AttemptResult:
 Work: TypeAlias = tuple[Any, tuple[Any, ...], dict[str, Any]]
 """Unpickled payload: callable or class, arguments, keyword arguments."""
 
+CALLS_EVERY_S = 5.0
+"""Pause between two reports of the calls of an actor's process, in seconds."""
 # The message is part of the job's row, which is sent with every list of jobs; the whole text is in the error.
 MESSAGE_LIMIT_CHARS = 64_000
 """Maximum length of the message of an outcome; a longer one is cut in the middle."""
@@ -286,6 +288,9 @@ async def run_actor(attempt_spec: AttemptSpec, work: Work, runtime: Runtime, sta
             nursery.start_soon(_announce, runtime, spec.name, number)
             if attempt_spec.spec.health is not None and attempt_spec.spec.health.actor is not None:
                 nursery.start_soon(_run_health_checks, runtime, number, attempt_spec.spec.health)
+            # Jobs in the process of their cluster, as in simulations, do not wake every few seconds for this.
+            if runtime.services.find(IN_PROCESS_REPORTER) is None:
+                nursery.start_soon(_report_calls, runtime)
             if isinstance(life.checkpoints, Checkpoints) and config.checkpoint_every_s is not None:
                 nursery.start_soon(life.checkpoints.take_every, config.checkpoint_every_s)
             ending = await serve_until_shutdown(host_of(runtime), number, life, config)
@@ -320,6 +325,20 @@ async def _run_health_checks(runtime: Runtime, number: int, check: HealthCheck) 
     reporter = reporter_of(runtime)
     if reporter is not None:
         await run_health_checks(host_of(runtime).actors[number], check, reporter)
+
+
+async def _report_calls(runtime: Runtime) -> None:
+    """Report the calls of the process's actors while they change, until cancelled."""
+    host = host_of(runtime)
+    reported = host.calls()
+    while True:
+        await trio.sleep(CALLS_EVERY_S)
+        served = host.calls()
+        # Not before there is a report: in a zygote's warm-up, which ends earlier, it would be found that there is no
+        # pipe, and that is remembered.
+        if served != reported and (reporter := reporter_of(runtime)) is not None:
+            reported = served
+            reporter.report_calls(served)
 
 
 async def _announce(runtime: Runtime, name: str, number: int) -> None:

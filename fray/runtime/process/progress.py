@@ -1,4 +1,4 @@
-"""Reports of a running job to its node: `progress`, and the outcomes of its health method.
+"""Reports of a running job to its node: `progress`, outcomes of its health method, and the calls of its actors.
 
 Contract: a caller of `progress` never waits, and the latest report always arrives. In an inner loop a call costs a
 comparison and an assignment: a report is sent at most every `REPORT_EVERY_S`, by the caller or, if there is no further
@@ -30,6 +30,7 @@ from fray.model.monitoring.progress_protocol import (
     check_unit,
     format_line,
 )
+from fray.model.monitoring.served_calls import ServedCalls
 from fray.model.service_key import ServiceKey
 from fray.runtime.runtime import Runtime, current_or_none
 
@@ -47,6 +48,9 @@ class ProgressReporter(Protocol):
 
     def report_health(self, report: HealthReport) -> None:
         """Report an outcome of the health method. Loop only."""
+
+    def report_calls(self, report: ServedCalls) -> None:
+        """Report the calls of the process's actors. Loop only."""
 
 
 def progress(done: float, total: float | None = None, unit: str = "") -> None:
@@ -126,6 +130,9 @@ class PipeReporter:
     def report_health(self, report: HealthReport) -> None:
         self._send(report)
 
+    def report_calls(self, report: ServedCalls) -> None:
+        self._send(report)
+
     def _send_or_schedule(self) -> None:
         with self._lock:
             if self._scheduled:
@@ -193,6 +200,9 @@ class InProcessReporter:
             self._token.run_sync_soon(self._send_latest)
 
     def report_health(self, report: HealthReport) -> None:
+        self._on_report(report)
+
+    def report_calls(self, report: ServedCalls) -> None:
         self._on_report(report)
 
     def _send_latest(self) -> None:
