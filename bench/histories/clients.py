@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import trio
 from attrs import frozen
 
 import fray
@@ -26,6 +27,8 @@ BEAT_S = 0.2
 MEMBERS = 2
 MEET_WITHIN_S = 60.0
 INCREMENTS = 5
+ANSWER_AFTER_S = 0.05
+"""Seconds between an increment and its answer, in which a kill makes its outcome unknown."""
 RETRIES = 1_000
 BUSY_S = 0.3
 
@@ -51,6 +54,7 @@ class NamedCounter:
         written = self.file.with_suffix(f".{os.getpid()}")
         written.write_text(str(value))
         written.replace(self.file)
+        await trio.sleep(ANSWER_AFTER_S)
         return value
 
     async def read(self) -> int:
