@@ -2,7 +2,7 @@
 
 A controller, two nodes and two drivers run as daemons of this machine. The drivers launch jobs of every kind (plain
 ones, families with daemons that forget their environment, programs, gangs, actors, detached jobs, jobs with ports),
-and compete for three names, whose actors count.
+and compete for two names, whose actors count.
 Then jobs, their children, shims, zygotes, nodes, the controller and drivers are killed with SIGKILL at random moments,
 sometimes several in the same instant. After each kill everything below the victim must have ended within 10 s; every 25
 kills the drivers pause, and then no process, job, name, segment, directory or share of a machine may be left. At the

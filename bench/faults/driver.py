@@ -11,10 +11,10 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import trio
 from attrs import evolve
@@ -29,10 +29,12 @@ from fray import ActorConfig, Entrypoint, EnvironmentConfig, JobRequest, Resourc
 
 AT_A_TIME = 4
 NAMESPACE = "faults"
-COUNTERS = ("left", "middle", "right")
-"""Names for which the drivers compete."""
+COUNTERS = ("left", "right")
+"""Names for which the drivers compete all the time, each with as many tasks."""
 RETRIES = 1_000
 SMALL = ResourceConfig.with_cpu(cpu=0.5, memory="64MB")
+
+Activity: TypeAlias = Callable[[fray.Cluster], Awaitable[None]]
 
 
 class Driver:
@@ -58,12 +60,15 @@ class Driver:
         if self.draining and not self.busy:
             self.say(quiet=self.number)
 
-    async def work(self, cluster: fray.Cluster) -> None:
-        """Launch one job after another, until this driver ends."""
-        kinds: tuple[Callable[[fray.Cluster], Awaitable[None]], ...] = (
+    def kinds(self) -> tuple[Activity, ...]:
+        """Return kinds of work of which each is done as often as the others."""
+        return (
             *(self.counts, self.has_family, self.runs_program, self.is_gang),
-            *(self.calls_actor, self.is_detached, self.listens, self.imports, self.competes),
+            *(self.calls_actor, self.is_detached, self.listens, self.imports),
         )
+
+    async def work(self, cluster: fray.Cluster, kinds: Sequence[Activity]) -> None:
+        """Do one piece of work after another, until this driver ends."""
         while True:
             while self.draining:
                 await self.changed.wait()
@@ -161,7 +166,9 @@ async def main(spec: str, ledger: str, name: str, seed: str) -> None:
         driver.say(open=cluster.namespace)
         async with trio.open_nursery() as nursery:
             for _ in range(AT_A_TIME):
-                nursery.start_soon(driver.work, cluster)
+                nursery.start_soon(driver.work, cluster, driver.kinds())
+            for _ in COUNTERS:
+                nursery.start_soon(driver.work, cluster, [driver.competes])
             token = trio.lowlevel.current_trio_token()
             threading.Thread(target=listen, args=(driver, token, nursery.cancel_scope), daemon=True).start()
 

@@ -106,9 +106,14 @@ class Client:
     def folder(self) -> str:
         return str(self.recorder.folder)
 
-    async def record(self, kind: Kind, key: str, act: Callable[[], Awaitable[Any]], *, token: str = "") -> Any:
-        """Do one operation, and record it; return its value, or None if it is not known."""
-        number = self.recorder.begin(kind, key, token=token)
+    async def record(
+        self, kind: Kind, key: str, act: Callable[[], Awaitable[Any]], *, token: str = "", begun: Any = None
+    ) -> Any:
+        """Do one operation, and record it; return its value, or None if it is not known.
+
+        ``begun``: value that is known before.
+        """
+        number = self.recorder.begin(kind, key, begun, token=token)
         try:
             value = await act()
         except (fray.NameInUse, fray.NoSuchActor):
@@ -137,7 +142,6 @@ class Client:
             handles.append(await self.cluster.get_actor(name))
             return str(actor_id_of(handles[-1]))
 
-        release: int | None = None
         async with self.cluster.open_scope(f"claim-of-{name}") as scope:
             mine = await self.record(Kind.CLAIM, name, claim)
             await self.record(Kind.LOOKUP, name, find)
@@ -146,10 +150,9 @@ class Client:
                 token = f"{name} {self.recorder.process} {self.recorder.count}"
                 await self.record(Kind.INCREMENT, name, partial(handles[-1].increment, token), token=token)
             if mine:
-                release = self.recorder.begin(Kind.RELEASE, name, mine)
-        if release is not None:
-            self.recorder.end(release, Outcome.VALUE)
-            await self.record(Kind.LOOKUP, name, find)
+                # Not by leaving the scope, which waits for a controller that is away for a limited time.
+                await self.record(Kind.RELEASE, name, partial(self.cluster.delete_actor, handles[0]), begun=mine)
+                await self.record(Kind.LOOKUP, name, find)
 
     async def run_gang(self, name: str, number: int) -> None:
         """Run a gang of `MEMBERS`. Raises FrayError: it failed."""

@@ -66,5 +66,5 @@ class Operation:
 
 
 def table(history: Iterable[Operation]) -> dict[str, int]:
-    """Return the number of operations by kind and outcome."""
-    return dict(sorted(Counter(f"{one.kind}, {one.outcome}" for one in history).items()))
+    """Return the number of operations by kind and outcome; ``none``: a claim or lookup that got no actor."""
+    return dict(sorted(Counter(f"{one.kind}, {'none' if one.value == '' else one.outcome}" for one in history).items()))

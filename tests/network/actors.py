@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import os
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -16,12 +17,14 @@ from typing import Any
 import trio
 
 import fray
+from bench.histories.clients import BEAT_S
 from tests.network.host import SHARED
 
 OVERLAPS = "overlaps"
 """File in the shared folder with a line for each incarnation that began while another of its actor ran."""
 EFFECTS = "effects"
-"""Folder in the shared folder with a file for each incarnation, ``NAME HOST PID TIME``: a line for each effect."""
+"""Folder in the shared folder with a file for each incarnation, ``NAME HOST PID TIME``: a line for each effect, and one
+without a key every `BEAT_S`."""
 
 ANSWERS = "answers"
 """Folder in the shared folder with a file for each load, ``NAME PREFIX``: a line for each call, with begin and end,
@@ -43,8 +46,17 @@ class Effects(Counter[str]):
     def add(self, key: str) -> int:
         """Count one, and return how often this key was counted here."""
         self[key] += 1
-        os.write(self._file, f"{time.monotonic():.6f} {key}\n".encode())
+        self._write(key)
         return self[key]
+
+    def beat(self) -> None:
+        """Write signs of life, until this process ends."""
+        while True:
+            self._write("")
+            time.sleep(BEAT_S)
+
+    def _write(self, key: str) -> None:
+        os.write(self._file, f"{time.monotonic():.6f} {key}\n".encode())
 
 
 class Ledger:
@@ -54,6 +66,7 @@ class Ledger:
         incarnation = f"{name} {socket.gethostname()} {os.getpid()} {time.monotonic():.6f}"
         file = Path(SHARED) / EFFECTS / incarnation
         self._effects, self._items = Effects(file), Effects(file)
+        threading.Thread(target=self._effects.beat, daemon=True).start()
         # Held until this process ends, whatever ends it; the hosts share the file.
         self._lock = (Path(SHARED) / f"{name}.lock").open("a")
         try:

@@ -66,15 +66,14 @@ class Incarnation:
     file: Path
 
     def operations(self, *, may_overlap: bool) -> Iterator[Operation]:
-        """Yield its effects, and its run from the first to the last of them, as the only attempt if it may overlap."""
+        """Yield its effects, and its run from the first to the last sign of life, alone if it may overlap."""
         lines = [line.partition(" ") for line in self.file.read_text().splitlines()]
         attempt = f"{self.actor}:{self.host} {self.pid} {self.began}:0"
-        effects = [(float(at), key) for at, _, key in lines]
-        for at, key in effects:
+        for at, key in ((float(at), key) for at, _, key in lines if key):
             yield Operation(attempt, Kind.EFFECT, key, at, at, Outcome.VALUE)
-        if effects:
+        if lines:
             job = attempt if may_overlap else self.actor
-            times = effects[0][0], effects[-1][0]
+            times = float(lines[0][0]), float(lines[-1][0])
             yield Operation(attempt, Kind.RUN, job, *times, Outcome.UNKNOWN, self.pid, machine=self.host)
 
 

@@ -7,7 +7,10 @@ import time
 
 import pytest
 
+from bench.histories.checks import attempts
+from bench.histories.records import Kind
 from tests.network.actors import OVERLAPS
+from tests.network.campaign import incarnations
 from tests.network.cluster import STARTED, SUSPECT, open_test_cluster
 from tests.network.conftest import Times
 from tests.network.host import SHARED
@@ -101,6 +104,12 @@ def test_what_a_silent_machine_ran_starts_elsewhere_after_its_lease_and_nothing_
         assert driver.do("call", "ledger", "where") == new
         assert driver.do("call", "ledger", "add", "x") == 1
         assert not (lab.shared / OVERLAPS).exists()
+        history = [one for each in incarnations(lab) for one in each.operations(may_overlap=False)]
+        runs = [one for one in history if one.kind is Kind.RUN]
+        assert [run.machine for run in runs] == [old, new.split()[0]]
+        assert runs[0].end is not None, "it has shown signs of life"
+        assert cut_at + 10 < runs[0].end < cut_at + LEASE_S
+        assert list(attempts(history)) == []
 
 
 @pytest.mark.in_test_all
