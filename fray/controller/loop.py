@@ -20,6 +20,7 @@ import trio
 from fray.controller.context import ControllerContext
 from fray.controller.restore import reload_state
 from fray.errors import ChannelFull, InternalError, StoreError
+from fray.net.alarm import Alarm
 from fray.scheduler.effects import (
     ControllerStarted,
     Effect,
@@ -99,7 +100,7 @@ class Loop:
         self._observers: list[tuple[tuple[type, ...], CarryOut]] = []
         self._inbox: deque[Event] = deque()
         self._inbox_limit_events = inbox_limit_events
-        self._wakeup = trio.Event()
+        self._wakeup = trio.lowlevel.ParkingLot()
         context.inbox = self
 
     def __repr__(self) -> str:
@@ -123,7 +124,7 @@ class Loop:
         """Put in an event that the controller itself observed. These are not limited: there are never more than
         connections."""
         self._inbox.append(event)
-        self._wakeup.set()
+        self._wakeup.unpark_all()
 
     def start(self, started: ControllerStarted, carry_out: CarryOut) -> None:
         """Step the start of the controller, before any peer can connect.
@@ -168,12 +169,9 @@ class Loop:
         # is nothing to guard.
         slice_s = float("inf") if deadline is None else min(SLICE_S, max(0.0, deadline - self.current_time()))
         before = self._clock()
-        with trio.move_on_after(slice_s):
-            while not self._inbox:
-                # A new event and then a wait, with no checkpoint between the check of the inbox and the wait: no
-                # wake-up is lost.
-                self._wakeup = trio.Event()
-                await self._wakeup.wait()
+        # No checkpoint between the check of the inbox and the wait: no wake-up is lost.
+        if not self._inbox:
+            await Alarm(trio.current_time() + slice_s).wait(self._wakeup)
         late_s = self._clock() - before - slice_s
         if late_s > STALL_S:
             self._stalled_s += late_s

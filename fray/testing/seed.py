@@ -13,7 +13,7 @@ import os
 import random
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -52,14 +52,16 @@ class Trace:
         self.kept: list[str] | None = [] if keep else None
         self._hash = hashlib.blake2b(digest_size=16)
 
-    def note(self, *words: object) -> None:
-        """Add an entry: values whose ``str`` does not depend on the run (bytes are hashed as they are)."""
+    def note(self, text: str, content: bytes = b"", *, detail: Sequence[object] = ()) -> None:
+        """Add an entry, which must not depend on the run.
+
+        Args:
+            detail: what is stored with it, too, and not hashed: it follows from entries before.
+        """
         self.count += 1
-        for word in words:
-            self._hash.update(word if isinstance(word, bytes) else str(word).encode())
-            self._hash.update(b"\0")
+        self._hash.update(b"%b\0%b\0" % (text.encode(), content))
         if self.kept is not None:
-            self.kept.append(" ".join(word.hex() if isinstance(word, bytes) else str(word) for word in words))
+            self.kept.append(" ".join((text, content.hex(), *map(str, detail))))
 
     @property
     def digest(self) -> str:

@@ -203,7 +203,7 @@ class ActorScenario:
     def say(self, who: str, text: str) -> None:
         line = f"{trio.current_time():9.3f}  {who:<12} {text}"
         self.lines.append(line)
-        self.trace.note("line", line)
+        self.trace.note(f"line {line}")
 
     def _target(self) -> VersionName | None:
         servers = None if self._run is None else getattr(self._run._controller, "_servers", None)

@@ -106,7 +106,9 @@ MUTANTS: Mapping[str, Mutant] = {
         "fray.controller.loop:Loop.run_turn", "self._inbox.popleft()", "self._inbox.pop()"
     ),
     "a wake-up of the controller's loop is missed": Mutant(
-        "fray.controller.loop:Loop.post", "    self._wakeup.set()", "    len(self._inbox) > 1 and self._wakeup.set()"
+        "fray.controller.loop:Loop.post",
+        "    self._wakeup.unpark_all()",
+        "    len(self._inbox) > 1 and self._wakeup.unpark_all()",
     ),
     "devices of a preempted job are free at once": Mutant(
         f"{_TRANSITIONS}:end_generation",

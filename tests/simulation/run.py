@@ -15,6 +15,7 @@ from unittest import mock
 import trio
 from attrs import evolve
 
+import fray.controller.loop
 import fray.net.channel.connection
 import fray.net.transports.memory
 from fray.net.alarm import Alarm
@@ -42,18 +43,18 @@ class _JumpingClock(trio.abc.Clock):
     """
 
     def __init__(self) -> None:
-        self._now = 0.0
+        self.now = 0.0
 
     def start_clock(self) -> None:
         pass
 
     def current_time(self) -> float:
-        return self._now
+        return self.now
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
         """Jump to the deadline, unless there is none: then the loop turns, and the watchdog ends it."""
-        if self._now < deadline < math.inf:
-            self._now += deadline - self._now
+        if self.now < deadline < math.inf:
+            self.now += deadline - self.now
         return 0.0
 
 
@@ -73,7 +74,7 @@ class _NoIO:
         return getattr(self._real, name)
 
     def get_events(self, timeout: float) -> Any:
-        now = self._clock.current_time()
+        now = self._clock.now
         self._passes = self._passes + 1 if now == self._time else 0
         self._time = now
         if self._passes > PASSES_LIMIT:
@@ -175,9 +176,10 @@ class _PlainAlarm:
 
 
 @contextmanager
-def _plain_deadlines() -> Iterator[None]:
-    """Use `_DeadlineChange` and `_PlainAlarm` while entered, in loops of this thread: other threads may be hosts of a
-    guest loop."""
+def _plain_deadlines(clock: _JumpingClock) -> Iterator[None]:
+    """Use `_DeadlineChange`, `_PlainAlarm` and ``clock`` itself while entered, in loops of this thread: other threads
+    may be hosts of a guest loop."""
+    current_time = trio.current_time
     original, sleep_until = trio.CancelScope._might_change_registered_deadline, trio.sleep_until
     thread_id = threading.get_ident()
 
@@ -187,12 +189,18 @@ def _plain_deadlines() -> Iterator[None]:
     def alarm(deadline: float) -> Any:
         return (_PlainAlarm if threading.get_ident() == thread_id else Alarm)(deadline)
 
+    def now() -> float:
+        return clock.now if threading.get_ident() == thread_id else current_time()
+
     async def sleep(deadline: float) -> None:
         await (alarm(deadline).wait() if threading.get_ident() == thread_id else sleep_until(deadline))
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(trio.CancelScope, "_might_change_registered_deadline", change))
-        for module in (fray.net.channel.connection, fray.net.transports.memory):
+        # Trio's own asks its runner, which asks the clock: several times for each message.
+        for module in (trio, trio._core._run):
+            stack.enter_context(mock.patch.object(module, "current_time", now))
+        for module in (fray.controller.loop, fray.net.channel.connection, fray.net.transports.memory):
             stack.enter_context(mock.patch.object(module, "Alarm", alarm))
         for module in (trio, trio._timeouts):
             stack.enter_context(mock.patch.object(module, "sleep_until", sleep))
@@ -266,7 +274,7 @@ def run_in_virtual_time(seed: Seed, scenario: Callable[[], Awaitable[T]]) -> tup
         with no_io.scope:
             results.append(await scenario())
 
-    with steady(seed), _plain_deadlines(), _listening() as caught:
+    with steady(seed), _plain_deadlines(clock), _listening() as caught:
         trio.run(main, clock=clock)
     if not results:
         raise VirtualTimeStuck(f"seed {seed.number}: time stood still")

@@ -195,13 +195,14 @@ class Scenario:
     def say(self, who: str, text: str) -> None:
         line = f"{trio.current_time():9.3f}  {who:<12} {text}"
         self.lines.append(line)
-        self.trace.note("line", line)
+        self.trace.note(f"line {line}")
 
     def watch(self, state: State, event: Event, effects: Sequence[Effect]) -> None:
         """Check the state after a step of the scheduler."""
-        self.trace.note("invariant", f"{trio.current_time():.9f}", event, effects)
+        step = f"step {trio.current_time():.9f} {type(event).__name__} {len(effects)}"
+        self.trace.note(step, detail=(event, effects))
         # At random, so that no rhythm of the scenario hides from it.
-        checks.invariants(self.truth, state, thorough=self.check_rng.random() * checks.THOROUGH_EVERY_STEPS < 1.0)
+        checks.invariants(self.truth, state, self.check_rng.random())
         self._count(effects)
         coverage.count_step(self.coverage, state, event, effects)
         if isinstance(event, LaunchRequested):

@@ -111,7 +111,12 @@ class MemoryTransport:
     def send_now(self, parts: Sequence[Bytes]) -> bool:
         """Send without waiting; False if that is not possible now."""
         # The end of the peer is left to `send`, which raises the reason.
-        if self._closed_reason is not None or self._out.dead_at <= trio.current_time() or not self._may_send():
+        out = self._out
+        if (
+            self._closed_reason is not None
+            or out.dead_at <= trio.current_time()
+            or out.queued_bytes >= PIPE_LIMIT_BYTES
+        ):
             return False
         message = self._join(parts)
         try:
@@ -190,7 +195,8 @@ class MemoryTransport:
     def _take(self, pipe: _Pipe) -> bytes:
         message = pipe.queue.popleft()[1]
         pipe.queued_bytes -= len(message)
-        pipe.changed.unpark_all()
+        if pipe.changed:
+            pipe.changed.unpark_all()
         # When it is received, not when it arrives: transcripts show what the receiver has seen.
         self._network.on_delivery(pipe.source, pipe.target, self.number, message)
         return message
@@ -219,12 +225,14 @@ class MemoryTransport:
         if self._closed_reason is not None:
             raise ConnectionFailed(self._closed_reason)
         # In a partition the sender cannot learn of the end, so its message vanishes without an error.
-        if pipe.dead_at <= trio.current_time() and not self._network.holds(pipe.target, pipe.source):
+        if pipe.dead_at != NEVER and (
+            pipe.dead_at <= trio.current_time() and not self._network.holds(pipe.target, pipe.source)
+        ):
             raise ConnectionFailed("the peer closed the connection", by_peer=True)
         pipe.sent += 1
-        fault = self._network.on_message_sent(
-            InFlightMessage(pipe.source, pipe.target, self.number, pipe.sent, len(message))
-        )
+        fault, hook = MessageFault.DELIVER, self._network.on_message_sent
+        if hook is not None:
+            fault = hook(InFlightMessage(pipe.source, pipe.target, self.number, pipe.sent, len(message)))
         # After the receiver's end messages are lost, even before the sender has learned of it.
         if fault is not MessageFault.LOSE and pipe.dead_at == NEVER:
             pipe.last_arrival = self._arrival()
@@ -265,8 +273,8 @@ class MemoryNetwork:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.on_message_sent: Callable[[InFlightMessage], MessageFault] = lambda hop: MessageFault.DELIVER
-        """Fault hook, called for each message as it is sent."""
+        self.on_message_sent: Callable[[InFlightMessage], MessageFault] | None = None
+        """Fault hook, called for each message as it is sent. Default: each is delivered."""
         self.on_delivery: Callable[[str, str, int, bytes], None] = lambda source, target, connection, message: None
         """Called with each message as it is received: hosts, number of the connection, content."""
         self._listeners: dict[str, AuthenticatedListener] = {}

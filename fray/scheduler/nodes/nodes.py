@@ -115,6 +115,7 @@ def on_node_reported(state: State, event: NodeReported, out: EffectBuffer) -> No
     if node is None or node.incarnation != event.incarnation:
         _delete_unused_values(report, out)
         return
+    before = node.has_reported, node.stray_attempts, node.serial
     # A report of an older connection may arrive late. What it says of single attempts is still true (phases never go
     # back); as a full set it would declare newer attempts missing.
     is_latest = not report.serial or report.serial > node.serial
@@ -127,6 +128,9 @@ def on_node_reported(state: State, event: NodeReported, out: EffectBuffer) -> No
         _apply_observation(state, out, node, observed)
     if is_latest:
         _reconcile_report(state, out, node, report)
+    # Most reports are of attempts alone: the row of the node would be saved again as it is.
+    if (node.has_reported, node.stray_attempts, node.serial) != before:
+        state.node_changed(node)
     _delete_unused_values(report, out)
 
 
@@ -180,7 +184,6 @@ def _reconcile_report(state: State, out: EffectBuffer, node: Node, report: Obser
     # A node that was given up after its lease may return and still hold what has been started elsewhere: its devices
     # and ports are not free before that has ended.
     node.stray_attempts = _unwanted_attempts(state, node, report, seen)
-    state.node_changed(node)
 
 
 def _unwanted_attempts(

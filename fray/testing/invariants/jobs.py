@@ -91,7 +91,9 @@ def _job(state: State, job: JobRow) -> Iterator[str]:
 def _limits(state: State) -> Iterator[str]:
     """Yield jobs that run beyond their time limit, and limits without a timer."""
     for job in state.jobs.values():
-        if job.is_active and job.time_limit_at is not None and job.time_limit_at <= state.now:
+        if job.spec.time_limit_s is None:  # nearly all, and all are asked after every step
+            continue
+        if job.time_limit_at is not None and job.time_limit_at <= state.now and job.is_active:
             yield f"{job.job_id} runs beyond its time limit at {job.time_limit_at}"
 
 
@@ -167,6 +169,8 @@ def _held(state: State, job: JobRow) -> Iterator[str]:
 def _names(state: State) -> Iterator[str]:
     """Yield jobs that are placed or queued while an earlier one has the name."""
     for (_, name), holders in state.jobs_by_name.items():
+        if len(holders) < 2:
+            continue
         active = [job_id for job_id in holders if state.jobs[job_id].phase is not JobPhase.HELD]
         for job_id in active:
             earlier = [other for other in holders if state.jobs[other].order < state.jobs[job_id].order]

@@ -134,6 +134,8 @@ def _cordons(state: State) -> Iterator[str]:
 def _fleet(state: State) -> Iterator[str]:
     """Yield units requested beyond max or the spend limit, open while they leave, or deleted while in use."""
     fleet = state.fleet
+    if not fleet.units:
+        return
     for config in fleet.configs():
         made = [
             unit
