@@ -103,7 +103,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "fray.controller.loop:Loop._save", "if upserts or deletes or recorded:", "if deletes or recorded:"
     ),
     "events of one turn are handled in reverse": Mutant(
-        "fray.controller.loop:Loop.run_turn", "self._inbox.popleft()", "self._inbox.pop()"
+        "fray.controller.loop:Loop._take_batch", "self._inbox.popleft()", "self._inbox.pop()"
     ),
     "a wake-up of the controller's loop is missed": Mutant(
         "fray.controller.loop:Loop.post",
