@@ -92,22 +92,17 @@ class Machine:
     up: bool = True
     connected: bool = False
     heard_at: float = 0.0
-    serial: int = 0
     held: dict[str, ObservedAttempt] = Factory(dict)
     desired: dict[str, DesiredAttempt] = Factory(dict)
     down_link: deque[tuple[bool, tuple[DesiredAttempt, ...], tuple[str, ...]]] = Factory(deque)
     up_link: deque[ObservedState] = Factory(deque)
-    sent: list[ObservedState] = Factory(list)
 
     def living(self) -> list[str]:
         return [attempt for attempt, seen in self.held.items() if seen.phase in LIVING]
 
     def say(self, *observed: ObservedAttempt, full: bool = False, gone: tuple[str, ...] = ()) -> None:
         if self.connected:
-            self.serial += 1
-            report = ObservedState(full=full, observed=observed, removed=gone, serial=self.serial)
-            self.up_link.append(report)
-            self.sent.append(report)
+            self.up_link.append(ObservedState(full=full, observed=observed, removed=gone))
 
     def obey(self) -> None:
         """Take one message of the controller."""
@@ -197,7 +192,7 @@ class World:
         if not machine.up:
             token = f"i{self.fresh()}"
             machine.hello = evolve(machine.hello, incarnation=token)
-            machine.up, machine.serial, machine.sent = True, 0, []
+            machine.up = True
         machine.connected = True
         machine.down_link.clear()
         machine.up_link.clear()
@@ -253,13 +248,6 @@ class World:
         if machine:
             machine.advance(self.rng)
         return machine is not None
-
-    def do_repeat_old_report(self) -> bool:
-        machine = self.any_machine(lambda m: m.connected and m.sent)
-        delivered = [report for report in machine.sent if report not in machine.up_link] if machine else []
-        if machine and delivered:
-            self.report(machine, self.rng.choice(delivered))
-        return bool(delivered)
 
     def do_full_report(self) -> bool:
         machine = self.any_machine(lambda m: m.up and m.connected)
@@ -522,7 +510,7 @@ class World:
         + [do_process] * 4
     )
     ROUGH = [do_connect] * 4 + [do_cut] * 2 + [do_fall, do_wait_long, do_terminate, do_driver, do_mark, do_probe]
-    ROUGH += [do_repeat_old_report] * 3 + [do_full_report] * 2 + [do_restart]
+    ROUGH += [do_full_report] * 2 + [do_restart]
 
     def walk(self) -> None:
         """``EVENTS`` things happen; some worlds are calmer than others."""

@@ -17,6 +17,7 @@ from fray.scheduler.reservations.reclaim_surplus import (
     _leaving,
     _spare,
     _useful,
+    _without,
     choose_units,
 )
 from fray.scheduler.state.what_if_pool import HypotheticalPool
@@ -183,6 +184,26 @@ def test_units_of_a_seized_reservation_are_claimed_for_the_gang() -> None:
         "c",
     }
     assert scheduler.state.reservations["r"].phase == "waiting"
+
+
+def test_no_reservation_is_seized_for_room_that_another_job_has_claimed() -> None:
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node("a", cpu=3)
+    scheduler.node("b", cpu=2)
+    scheduler.launch(job("batch", demand(2), band=Band.BATCH))
+    scheduler.run("batch:0:0")
+    scheduler.reserve("r", demand(1), min_units=1)
+    scheduler.tick(100.0)
+    scheduler.launch(job("gang", demand(2), members=2, band=Band.PRODUCTION))
+    assert list(scheduler.state.claims) == ["gang"]
+    request = PlacementRequest((MemberGroup((demand(3),), 1),))
+    other = Applicant("other", PlacementShape(request), 1_000_000, 0.0)
+    reservation = scheduler.state.reservations["r"]
+    assert _without(scheduler.state, other, [reservation]) == [], "it would not fit beside the gang"
+    assert _without(scheduler.state, scheduler.state.queue.applicants["gang"], [reservation]) == []
+    scheduler.terminate("gang")
+    assert [surplus.unit for surplus in _without(scheduler.state, other, [reservation])] == reservation.units
 
 
 def test_surplus_and_preemption_may_suffice_together() -> None:

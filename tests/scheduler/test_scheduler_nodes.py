@@ -124,16 +124,14 @@ def test_a_device_in_use_is_not_allocated_until_it_is_free(scheduler: Cluster) -
     assert list(scheduler.desired()) == ["c:0:0", "b:0:0"]
 
 
-def test_what_is_held_is_known_to_the_next_controller_and_an_old_report_changes_nothing(scheduler: Cluster) -> None:
-    scheduler.see("a:0:0", ended(), busy={"gpu-0": HELD}, serial=5)
+def test_what_is_held_is_known_to_the_next_controller(scheduler: Cluster) -> None:
+    scheduler.see("a:0:0", ended(), busy={"gpu-0": HELD})
     scheduler.launch(job("b", demand(1, gpu=1)))
     scheduler.restart()
     scheduler.node()
-    scheduler.report("n1", [], full=True, busy={"gpu-0": HELD}, serial=7)
+    scheduler.report("n1", [], full=True, busy={"gpu-0": HELD})
     assert scheduler.desired() == {}
-    scheduler.report("n1", [], full=True, serial=6)
-    assert scheduler.desired() == {}
-    scheduler.report("n1", [], serial=8)
+    scheduler.report("n1", [])
     assert scheduler.desired() == {"b:0:0": False}
 
 
@@ -236,14 +234,6 @@ def test_an_attempt_the_node_no_longer_knows_was_killed(scheduler: Cluster) -> N
 
 def test_an_attempt_the_node_has_forgotten_unasked_was_killed(scheduler: Cluster) -> None:
     scheduler.report("n1", [], gone=("a:0:0",))
-    assert scheduler.info("a").cause is EndReason.KILLED
-
-
-def test_an_old_full_report_does_not_miss_what_came_after_it(scheduler: Cluster) -> None:
-    scheduler.report("n1", [("a:0:0", Phase.RUNNING)], serial=7)
-    scheduler.report("n1", [], full=True, serial=6)
-    assert scheduler.info("a").state is JobState.RUNNING
-    scheduler.report("n1", [], full=True, serial=8)
     assert scheduler.info("a").cause is EndReason.KILLED
 
 

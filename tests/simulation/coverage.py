@@ -20,6 +20,7 @@ from unittest import mock
 from fray.controller.connections.relay import RelayEndpoint
 from fray.model.specs import EndReason
 from fray.node.health import counters
+from fray.runtime.calls.dedup import Admission, CallDeduplicator
 from fray.scheduler import effects, lifecycle
 from fray.scheduler.state import unit_rows
 from fray.scheduler.state.rows import JobRow
@@ -41,7 +42,7 @@ _RESERVED_ONLY = "only reserved attempts are begun with a stage, or withdrawn"
 _FIRST_LOSS = "only the first loss of a connection counts (`on_node_silent`)"
 _IN_ORDER = "a node reports the phases of an attempt in their order; the row refuses what a defective node sends"
 _NO_PROCESS_WATCH = "only of a node on the controller's own machine, whose process is seen to end: not simulated"
-USES = ("lent CPUs", "relayed connection", "notice of a reservation")
+USES = ("lent CPUs", "relayed connection", "notice of a reservation", "call sent again")
 """Uses that no row or event shows, as counted in `GroundTruth.uses`."""
 EXEMPT: Mapping[str, str] = {
     **{f"attempt: reserved + {what}": _UNASKED for what in ("starting", "running", "stopping", "ended", "absent")},
@@ -89,14 +90,19 @@ def _row(table: str, key: tuple[StrEnum, StrEnum]) -> str:
 def counting(counts: Counter[str], truth: GroundTruth) -> Iterator[None]:
     """Count the rows of all state tables that are read while entered, and at the end what the ground truth has."""
     modules = [module for name, module in sys.modules.items() if name.startswith("fray.")]
-    really = RelayEndpoint.__init__
+    really, admit_really = RelayEndpoint.__init__, CallDeduplicator.admit
 
     def relayed(self: RelayEndpoint, credit_bytes: int) -> None:
         truth.uses["relayed connection"] += 1
         really(self, credit_bytes)
 
+    def admit(self: CallDeduplicator, number: int, again: bool = False) -> Admission:
+        truth.uses["call sent again"] += again
+        return admit_really(self, number, again)
+
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(RelayEndpoint, "__init__", relayed))
+        stack.enter_context(mock.patch.object(CallDeduplicator, "admit", admit))
         for name, table in TABLES.items():
             counted = _CountedTable(name, table, counts)
             for module in modules:

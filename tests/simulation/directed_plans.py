@@ -169,6 +169,64 @@ def _busy_devices(rng: random.Random) -> ScenarioPlan:
     return evolve(plan, machines=tuple(evolve(machine, devices=gpus) for machine in plan.machines))
 
 
+def _beyond_the_lease(rng: random.Random) -> ScenarioPlan:
+    """Machines are out of reach for longer than their lease, while their actors start elsewhere."""
+    acts = [(at_s, rng.choice(("stateful actor", "stateful actor", "calls"))) for at_s in _times(rng, 25, 60.0)]
+    acts += [(at_s, rng.choice(("value job", "stateful actor"))) for at_s in _times(rng, 15, 400.0, 60.0)]
+    faults = [(at_s, "cut off", rng.uniform(320.0, 400.0)) for at_s in _times(rng, 2, 60.0, 20.0)]
+    return _plan(rng, acts, faults)
+
+
+def _silent_members(rng: random.Random) -> ScenarioPlan:
+    """Members of gangs are killed while others of them are on machines that are out of reach."""
+    acts = [(at_s, "gang on machines") for at_s in _times(rng, 10, 100.0)]
+    acts += [(at_s, "value job") for at_s in _times(rng, 10, 150.0)]
+    faults = [(at_s, "cut off", rng.uniform(45.0, 90.0)) for at_s in _times(rng, 3, 110.0, 10.0)]
+    faults += [(at_s, "kill process", 0.1) for at_s in _times(rng, 15, 180.0, 15.0)]
+    return _plan(rng, acts, faults)
+
+
+def _withdrawn_claims(rng: random.Random) -> ScenarioPlan:
+    """Jobs preempt others, and are withdrawn before these have ended."""
+    # More of them wait for each other for longer than the scenario waits for its end.
+    acts = [(at_s, "long batch") for at_s in _times(rng, 12, 40.0)]
+    acts += [(at_s, "withdrawn gang") for at_s in _times(rng, 30, 120.0, 10.0)]
+    kinds = ("break connections", "crash controller", "crash at save", "driver leaves")
+    faults = [(at_s, rng.choice(kinds), rng.uniform(0.1, 5.0)) for at_s in _times(rng, 6, 150.0, 5.0)]
+    return _plan(rng, acts, faults, drivers=2)
+
+
+def _lost_units(rng: random.Random) -> ScenarioPlan:
+    """Reservations lose machines, again and again."""
+    kinds = ("kept units", "kept units", "kept units", "open reservation", "shrinking reservation")
+    acts = [(at_s, rng.choice(kinds)) for at_s in _times(rng, 35, 150.0)]
+    # Where there is room, a reservation grows anyway.
+    crowd = ("production gang", "production gang", "long batch")
+    acts += [(at_s, rng.choice(crowd)) for at_s in _times(rng, 35, 150.0)]
+    others = ("restart node", "restart node", "kill machine", "power cut", "crash at save")
+    faults = [(at_s, rng.choice(others), rng.uniform(0.1, 30.0)) for at_s in _times(rng, 14, 150.0, 5.0)]
+    return _plan(rng, acts, faults, drivers=2)
+
+
+def _sleeping_callers(rng: random.Random) -> ScenarioPlan:
+    """Machines are stopped for longer than hosts keep the sessions of callers, whose actors then send calls again."""
+    kinds = ("call between machines", "call between machines", "calls", "value job")
+    acts = [(at_s, rng.choice(kinds)) for at_s in _times(rng, 30, 150.0)]
+    faults = [(at_s, "stop machine", rng.uniform(100.0, 200.0)) for at_s in (30.0, 100.0, 170.0)]
+    return _plan(rng, acts, faults)
+
+
+def _devices_of_late_machines(rng: random.Random) -> ScenarioPlan:
+    """Machines come back with actors that have started elsewhere, while jobs wait for the devices of these."""
+    acts = [(at_s, "device actor") for at_s in _times(rng, 20, 100.0)]
+    acts += [(at_s, "device gang") for at_s in _times(rng, 50, 220.0, 20.0)]
+    kinds = ("cut off", "cut off", "stop machine")
+    faults = [(at_s, rng.choice(kinds), rng.uniform(35.0, 60.0)) for at_s in _times(rng, 10, 170.0, 5.0)]
+    plan = _plan(rng, acts, faults, drivers=2)
+    gpus = tuple(Device(f"gpu-{number}", "gpu", "h100") for number in range(2))
+    return evolve(plan, machines=tuple(evolve(machine, devices=gpus) for machine in plan.machines))
+
+
 DIRECTED: Mapping[str, Draw] = {
     "changing cloud": _changing_cloud,
     "half slices": _half_slices,
@@ -181,6 +239,12 @@ DIRECTED: Mapping[str, Draw] = {
     "other clock": _other_clock,
     "late machines": _late_machines,
     "busy devices": _busy_devices,
+    "beyond the lease": _beyond_the_lease,
+    "silent members": _silent_members,
+    "withdrawn claims": _withdrawn_claims,
+    "lost units": _lost_units,
+    "sleeping callers": _sleeping_callers,
+    "devices of late machines": _devices_of_late_machines,
 }
 
 

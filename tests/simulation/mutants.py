@@ -67,7 +67,7 @@ MUTANTS: Mapping[str, Mutant] = {
     ),
     "busy devices are given to jobs": Mutant(
         "fray.scheduler.nodes.nodes:on_node_reported",
-        "if is_latest and node.busy != report.busy:",
+        "if node.busy != report.busy:",
         "if False:",
         directed="busy devices",
     ),
@@ -177,6 +177,42 @@ MUTANTS: Mapping[str, Mutant] = {
         "self.channel.send_nowait(Kind.REQUEST, ref, pending.body)",
         "pass",
     ),
+    "a retry does not wait for members on silent machines": Mutant(
+        f"{_TRANSITIONS}:retry_or_commit",
+        "if budget is not None and not living:",
+        "if budget is not None:",
+        directed="silent members",
+    ),
+    "a node keeps its attempts for 10 minutes longer than its lease": Mutant(
+        "fray.node.run:_dial",
+        "give_up_s=member.patience_s,",
+        "give_up_s=member.config.lease_s + 600.0,",
+        directed="beyond the lease",
+    ),
+    "claims of jobs that are gone stay": Mutant(
+        "fray.scheduler.preemption.preemption:drop_stale_claims",
+        "if claim.applicant not in state.queue or not served:",
+        "if not served:",
+        directed="withdrawn claims",
+    ),
+    "lost units of a reservation are not replaced": Mutant(
+        "fray.scheduler.reservations.reservations:drop_node_units",
+        "_short(state, reservation)",
+        "pass",
+        directed="lost units",
+    ),
+    "a node that came back gets work before its report": Mutant(
+        "fray.scheduler.nodes.nodes:_rejoined",
+        "node.has_reported = False",
+        "pass",
+        directed="devices of late machines",
+    ),
+    "a call that is sent again runs again": Mutant(
+        "fray.runtime.calls.dedup:CallDeduplicator.admit",
+        "if again and not self.is_complete:",
+        "if False:",
+        directed="sleeping callers",
+    ),
 }
 
 
@@ -206,7 +242,7 @@ def applied(name: str, mutant: Mutant) -> Iterator[None]:
             f"the deliberate bug {name!r} no longer applies: {mutant.where} has {count} times {mutant.old.strip()!r}"
         )
     text = "from __future__ import annotations\n" + source.replace(mutant.old, mutant.new)
-    names: dict[str, Any] = {}
+    names = dict(function.__globals__)  # for the defaults of its arguments
     exec(compile(text, "<mutant>", "exec"), names)
     before = function.__code__
     # The code and not the function: other modules have imported it by name.

@@ -14,7 +14,7 @@ from tests.simulation.run import run_seed, summary
 from tests.simulation.scenario import ScenarioResult
 
 Patch = pytest.MonkeyPatch
-LONG = ("changing cloud", "hour of suspend")
+LONG = ("changing cloud", "hour of suspend", "lost units")
 
 
 def run(name: str, seed: int = 0) -> ScenarioResult:
@@ -52,6 +52,10 @@ def test_half_a_slice_is_given_up_in_each_phase_and_not_taken_from_its_jobs() ->
 def test_an_attempt_that_ended_since_the_backup_is_not_started_again(monkeypatch: Patch) -> None:
     monkeypatch.setattr(NodeConnection, "_was_forgotten", lambda self, desired: False)
     assert run("restored store").coverage["attempt: running + starting"]
+
+
+def test_callers_that_were_stopped_send_calls_again_to_a_host_that_lives() -> None:
+    assert run("sleeping callers").coverage["use: call sent again"]
 
 
 def test_a_clock_that_stands_still_after_a_restart_is_found(monkeypatch: Patch) -> None:

@@ -51,6 +51,8 @@ def test_a_bug_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("busy devices are given to jobs", "the controller withholds [] of"),
         ("a node ends nothing that is not desired", "was given up: the node"),
+        ("a node keeps its attempts for 10 minutes longer than its lease", "processes on"),
+        ("a call that is sent again runs again", "was executed twice by"),
     ],
 )
 def test_a_bug_that_a_directed_scenario_shows_is_found_by_its_check(name: str, violation: str) -> None:

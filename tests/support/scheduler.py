@@ -333,7 +333,6 @@ class Cluster:
         full: bool = False,
         gone: tuple[str, ...] = (),
         incarnation: str = "",
-        serial: int = 0,
         busy: dict[str, str] | None = None,
     ) -> list[Effect]:
         observed = tuple(
@@ -342,7 +341,7 @@ class Cluster:
             else ObservedAttempt(attempt_id=attempt_id, phase=what)
             for attempt_id, what in seen
         )
-        report = ObservedState(full=full, observed=observed, removed=gone, serial=serial, busy=busy or {})
+        report = ObservedState(full=full, observed=observed, removed=gone, busy=busy or {})
         of = incarnation or self.incarnations[node]
         return self.tell(NodeReported(node=node, incarnation=of, report=report))
 

@@ -111,7 +111,7 @@ class ObservedState:
     """Accelerators that are not available now, and the process that holds each: all of them, in every report. An
     accelerator is listed before the end of its last attempt is reported."""
     serial: int = 0
-    """Sequence number within this incarnation, so that an old full set is not applied. 0: not numbered."""
+    """Not used: reports arrive in their order. A field of a message stays, for the release before."""
 
 
 @frozen(kw_only=True)

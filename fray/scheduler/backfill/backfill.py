@@ -51,7 +51,7 @@ def _capacity_without(
             capacity.add(machine, state.share_of(attempt), attempt.devices)
     for name in state.reservations_on.get(machine.name, ()) if not reservation else ():
         row = state.reservations[name]
-        for unit in (unit for unit in row.units if unit.leaving):
+        for unit in row.leaving_units:
             for host in (host for host in unit.hosts if host.node == machine.name):
                 capacity.add(machine, row.demand_of(unit), host.devices)
     return capacity

@@ -115,21 +115,18 @@ def on_node_reported(state: State, event: NodeReported, out: EffectBuffer) -> No
     if node is None or node.incarnation != event.incarnation:
         _delete_unused_values(report, out)
         return
-    before = node.has_reported, node.stray_attempts, node.serial
-    # A report of an older connection may arrive late. What it says of single attempts is still true (phases never go
-    # back); as a full set it would declare newer attempts missing.
-    is_latest = not report.serial or report.serial > node.serial
-    node.serial = max(node.serial, report.serial)
+    before = node.has_reported, node.stray_attempts
+    # Each report is the latest: a node's connection is aborted before its next one begins.
+    #
     # Before the ends in the same report, which free devices in the pool: otherwise a device that a leftover process
     # holds would be given away in between.
-    if is_latest and node.busy != report.busy:
+    if node.busy != report.busy:
         _withhold(state, out, node, report.busy)
     for observed in report.observed:
         _apply_observation(state, out, node, observed)
-    if is_latest:
-        _reconcile_report(state, out, node, report)
+    _reconcile_report(state, out, node, report)
     # Most reports are of attempts alone: the row of the node would be saved again as it is.
-    if (node.has_reported, node.stray_attempts, node.serial) != before:
+    if (node.has_reported, node.stray_attempts) != before:
         state.node_changed(node)
     _delete_unused_values(report, out)
 

@@ -29,7 +29,7 @@ from fray.scheduler.backfill.start_plan import is_ending
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.jobs.transitions import preempt_job
 from fray.scheduler.lifecycle import NodePhase
-from fray.scheduler.pool.pool import Machine, fit
+from fray.scheduler.pool.pool import Machine
 from fray.scheduler.pool.requests import shares_of
 from fray.scheduler.preemption.cost import (
     descendants,
@@ -204,18 +204,10 @@ def apply_pending(state: Tables, trial: HypotheticalPool, but: str = "") -> None
         trial.end((job, *descendants(state, job)))
     for reservation_id in state.releasing if not trial.reservation else ():
         reservation = state.reservations[reservation_id]
-        for unit in (unit for unit in reservation.units if unit.leaving):
+        for unit in reservation.leaving_units:
             for host in unit.hosts:
                 trial.free(host.node, reservation.demand_of(unit), host.devices)
-    for claim in state.claims.values():
-        is_others = claim.applicant != but and claim.reservation == trial.reservation
-        for share in claim.shares if is_others else ():
-            machine = trial.pool.machines.get(share.node)
-            for _ in range(share.members):
-                # As far as it fits: the machine may have lost devices since the claim was made.
-                grant = fit(share.demand, machine) if machine is not None else None
-                if grant is not None:
-                    trial.take(grant.node, share.demand, grant.devices, grant.ports)
+    trial.take_claims(but)
 
 
 # Preempting
@@ -271,9 +263,9 @@ def _has_withheld_device(machine: Machine, share: ClaimedShare) -> bool:
 
 
 def _has_leaving_unit(state: Tables, node: NodeName) -> bool:
-    """Return whether a unit of a reservation is leaving it after its notice."""
+    """Return whether a unit of a reservation is being released."""
     reservations = (state.reservations[name] for name in state.reservations_on.get(node, ()))
-    return any(unit.leaving and node in unit.nodes for row in reservations for unit in row.units)
+    return any(node in unit.nodes for row in reservations for unit in row.leaving_units)
 
 
 def try_preempt(

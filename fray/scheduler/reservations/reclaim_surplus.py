@@ -16,6 +16,7 @@ from attrs import frozen
 
 from fray.model.ids import NodeName
 from fray.model.reservations import ReservationId
+from fray.scheduler.backfill.start_plan import is_ending
 from fray.scheduler.backfill.starvation import blocker
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.pool.machine import held_empty
@@ -130,7 +131,8 @@ def _claim(state: State, applicant: Applicant, needed: list[SurplusUnit], names:
     """Claim what they release: they would hold their minimum there again before the last unit is free."""
     request = applicant.shape.request
     with HypotheticalPool(state) as trial:
-        for surplus in (*_leaving(state, _useful(state, applicant)), *needed):
+        _apply_pending(state, trial, applicant)
+        for surplus in needed:
             surplus.move_share(trial, +1)
         placed = trial.place(request)
     # The request has just been placed by `_without` on the same units.
@@ -158,10 +160,20 @@ def _reclaim_order(state: State, applicant: Applicant) -> list[ReservationRow]:
 
 def _without(state: State, applicant: Applicant, chosen: list[ReservationRow]) -> list[SurplusUnit]:
     """Return the units of these without which it would fit; empty if it would not."""
-    useful = _useful(state, applicant)
     units = [SurplusUnit(row, unit, is_idle(state, row, unit)) for row in chosen for unit in row.staying_units]
     with HypotheticalPool(state) as trial:
-        return _try_stages(trial, applicant, [list(_leaving(state, useful)), units]) or []
+        _apply_pending(state, trial, applicant)
+        return _try_stages(trial, applicant, [[], units]) or []
+
+
+def _apply_pending(state: State, trial: HypotheticalPool, applicant: Applicant) -> None:
+    """Free what is being released, and what is ending where others have claims, and take what they have claimed."""
+    for surplus in _leaving(state, _useful(state, applicant)):
+        surplus.move_share(trial, +1)
+    nodes = dict.fromkeys(share.node for claim in state.claims.values() for share in claim.shares)
+    there = (state.jobs[state.attempts[each].job_id] for node in nodes for each in state.on_node[node])
+    trial.end([job for job in there if is_ending(state, job)])
+    trial.take_claims(but=applicant.id)
 
 
 def surplus_suffices(state: State, applicant: Applicant) -> bool:
@@ -315,8 +327,8 @@ def _leaving(state: State, usable: NodeFilter) -> Iterator[SurplusUnit]:
     """Yield units that are being released."""
     for reservation_id in state.releasing:
         reservation = state.reservations[reservation_id]
-        for unit in reservation.units:
-            if (unit.leaving or reservation.is_closed) and _helps(unit, usable):
+        for unit in reservation.leaving_units:
+            if _helps(unit, usable):
                 yield SurplusUnit(reservation, unit, False, True)
 
 

@@ -96,6 +96,11 @@ class ReservationRow:
         return [unit for unit in self.units if not unit.leaving]
 
     @property
+    def leaving_units(self) -> list[ReservedUnit]:
+        """Units that are being released: all of them if it is being closed."""
+        return [unit for unit in self.units if unit.leaving or self.is_closed]
+
+    @property
     def surplus_units(self) -> int:
         """Number of units beyond its minimum."""
         return 0 if self.is_closed else max(0, len(self.staying_units) - self.spec.min_units)

@@ -266,7 +266,7 @@ class Node:
     stray_attempts: tuple[AttemptId, ...] = ()
     """Living attempts it holds that should not exist: nothing new is placed until they are gone."""
     serial: int = 0
-    """Highest `Report.serial` seen of this incarnation."""
+    """Not used: a field of a row stays, for the release before."""
     busy: dict[str, str] = Factory(dict)
     """Accelerators that its node reports as not available, and what holds them."""
     taken_ports: tuple[TakenPort, ...] = ()

@@ -13,6 +13,7 @@ from types import TracebackType
 
 from fray.model.ids import NodeName
 from fray.model.resources import Demand
+from fray.scheduler.pool.machine import fit
 from fray.scheduler.pool.requests import Placement, PlacementRequest
 from fray.scheduler.state.rows import JobRow
 from fray.scheduler.state.tables import Tables
@@ -91,6 +92,18 @@ class HypotheticalPool:
             self._mark_ports((node,))
         self.pool.take(node, demand, devices, ports)
         self._undo_log.append(lambda: self.pool.release(node, demand, devices, ports))
+
+    def take_claims(self, but: str = "") -> None:
+        """Take what applicants have claimed in this pool, all but one."""
+        for claim in self.state.claims.values():
+            is_others = claim.applicant != but and claim.reservation == self.reservation
+            for share in claim.shares if is_others else ():
+                machine = self.pool.machines.get(share.node)
+                for _ in range(share.members):
+                    # As far as it fits: the machine may have lost devices since the claim was made.
+                    grant = fit(share.demand, machine) if machine is not None else None
+                    if grant is not None:
+                        self.take(grant.node, share.demand, grant.devices, grant.ports)
 
     def place(
         self, request: PlacementRequest, closed: Container[NodeName] = (), preferred: Sequence[Sequence[NodeName]] = ()

@@ -3,7 +3,7 @@
 An act returns its result in a few words. Errors that a fault explains may end it; `tests.simulation.run` sorts them.
 
 Each module here has a table ``ACTS`` of its own; a new act is a line there, and one in
-`tests.simulation.scenario_plans.ACTS` with its weight.
+`tests.simulation.scenario_plans.ACTS` with its weight, or in a plan of `tests.simulation.directed_plans`.
 """
 
 from __future__ import annotations

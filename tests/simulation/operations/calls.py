@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import trio
+from attrs import evolve
 
-from fray import DeadlineExceeded
+from fray import ActorDied, DeadlineExceeded
 from fray.runtime.calls.streams import DuplexStream
 from tests.simulation.operations.context import (
     DEADLINE_SLACK_S,
@@ -17,7 +18,10 @@ from tests.simulation.operations.context import (
     make_actor,
     pick,
 )
-from tests.simulation.workloads import Boom, Counter
+from tests.simulation.workloads import SMALL, Boom, Counter
+
+SILENT_S = 200.0
+"""Longest time that a machine is silent and its actors are kept."""
 
 
 async def calls(b: OperationContext) -> str:
@@ -88,6 +92,31 @@ async def relayed_call(b: OperationContext) -> str:
     for depth in range(len(chain)):
         b.over_soon(b.token + "+" * depth)
     return "cancelled"
+
+
+async def call_between_machines(b: OperationContext) -> str:
+    """An actor calls an actor on another machine. However long its own machine is stopped, the call runs once."""
+    zones = b.rng.sample("ab", 2)
+    names = [f"{b.token}.{zone}" for zone in zones]
+    actors = []
+    for name, zone in zip(names, zones, strict=True):
+        b.op("create_actor")
+        resources = evolve(SMALL, zones=(zone,))
+        actors.append(await b.cluster.create_actor(Counter, name=name, resources=resources))
+    b.op("call")
+    try:
+        got = await actors[0].relay(b.token, actors[1:], b.rng.uniform(30, 150))
+        b.check("P4", got == 2, f"{b.token} passed {got} of 2 actors")
+        text = f"{got} actors"
+    except ActorDied as error:
+        # The actor on the silent machine may live, and send its call again.
+        await trio.sleep(SILENT_S)
+        text = type(error).__name__
+    for actor in actors:
+        b.op("delete_actor")
+        await b.cluster.delete_actor(actor)
+    b.doomed(*names)
+    return text
 
 
 async def both_ways(b: OperationContext) -> str:
@@ -161,6 +190,7 @@ ACTS: Mapping[str, Act] = {
     "cancelled call": cancelled_call,
     "call with deadline": call_with_deadline,
     "relayed call": relayed_call,
+    "call between machines": call_between_machines,
     "both ways": both_ways,
     "failing call": failing_call,
     "repeatable call": repeatable_call,

@@ -76,9 +76,27 @@ async def production_gang(b: OperationContext) -> str:
     return text
 
 
+async def withdrawn_gang(b: OperationContext) -> str:
+    """The gang preempts batch jobs if it must, and is withdrawn at once: nothing is kept free for it."""
+    wanted = evolve(
+        request(b.token, workloads.give, b.token, 5, 5.0),
+        priority="production",
+        replicas=b.rng.randint(1, 3),
+        resources=ResourceConfig.with_cpu(cpu=2, memory="100MB"),
+    )
+    text = "withdrawn"
+    with trio.move_on_after(b.rng.choice((0.02, 0.1, 0.5, 1.0, 2.0))):
+        async with b.cluster.open_scope(b.token) as scope:
+            job = await launch(b, scope, wanted)
+            text = await value_of(b, job, 5, b.token)
+    b.doomed(b.token)
+    return text
+
+
 ACTS: Mapping[str, Act] = {
     "limited job": limited_job,
     "gap filler": gap_filler,
     "long batch": long_batch,
     "production gang": production_gang,
+    "withdrawn gang": withdrawn_gang,
 }

@@ -8,7 +8,7 @@ from itertools import pairwise
 import trio
 from attrs import evolve
 
-from fray import EndReason, Entrypoint, ExitRule, JobFailed, JobInfo, JobRequest
+from fray import EndReason, Entrypoint, ExitRule, JobFailed, JobInfo, JobRequest, ResourceConfig
 from fray.model.restart_policy import CRASH_S, CRASHES, JITTER
 from tests.simulation import workloads
 from tests.simulation.operations.context import (
@@ -16,6 +16,7 @@ from tests.simulation.operations.context import (
     OperationContext,
     booms,
     launch,
+    value_of,
 )
 from tests.simulation.workloads import SMALL, request
 
@@ -175,6 +176,26 @@ async def first_of_a_gang(b: OperationContext) -> str:
     return f"{info.cause} after {info.retries}"
 
 
+async def gang_on_machines(b: OperationContext) -> str:
+    """A gang of members that need much of a machine each restarts as a whole, whichever of them ends."""
+    resources = ResourceConfig.with_cpu(cpu=2, memory="100MB")
+    wanted = request(
+        b.token,
+        workloads.give,
+        b.token,
+        6,
+        b.rng.uniform(20, 60),
+        resources=resources,
+        replicas=2,
+        max_retries_failure=5,
+    )
+    async with b.cluster.open_scope(b.token) as scope:
+        job = await launch(b, scope, wanted)
+        text = await value_of(b, job, 6, b.token)
+    b.doomed(b.token)
+    return text
+
+
 ACTS: Mapping[str, Act] = {
     "stumbling job": stumbling_job,
     "ruled program": ruled_program,
@@ -182,4 +203,5 @@ ACTS: Mapping[str, Act] = {
     "adopted job": adopted_job,
     "job of an id": job_of_an_id,
     "gang that breaks": first_of_a_gang,
+    "gang on machines": gang_on_machines,
 }

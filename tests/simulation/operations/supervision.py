@@ -9,10 +9,10 @@ import trio
 from attrs import Factory, define
 
 import fray
-from fray import ActorConfig, ActorDied, ActorHandle, RemoteError
+from fray import ActorConfig, ActorDied, ActorHandle, RemoteError, ResourceConfig
 from fray.api.actors.handle import actor_id_of
 from tests.simulation.operations.context import Act, OperationContext
-from tests.simulation.workloads import Fragile, StatefulActor
+from tests.simulation.workloads import Counter, Fragile, StatefulActor
 
 
 @define
@@ -175,9 +175,26 @@ async def _make_stateful_actor(b: OperationContext) -> KnownStatefulActor:
     return known
 
 
+async def device_actor(b: OperationContext) -> str:
+    """An actor with a device that may start again before its silent machine has given it up."""
+    config = ActorConfig(max_restarts=-1, may_overlap=True)
+    resources = ResourceConfig.with_gpu("h100", count=b.rng.randint(1, 2), cpu=0.5, memory="100MB")
+    text = "did not fit in time"
+    with trio.move_on_after(b.rng.uniform(60, 150)):
+        async with b.cluster.open_scope(b.token) as scope:
+            b.op("create_actor")
+            actor = await scope.create_actor(Counter, name=b.token, actor_config=config, resources=resources)
+            b.op("call")
+            text = f"counted {await actor.add.options(idempotent=True)(b.token)}"
+            await trio.sleep_forever()
+    b.doomed(b.token)
+    return text
+
+
 ACTS: Mapping[str, Act] = {
     "supervised group": supervised_group,
     "exhausted group": exhausted_group,
     "crash loop": crash_loop,
     "stateful actor": stateful_actor,
+    "device actor": device_actor,
 }
