@@ -188,6 +188,23 @@ def test_a_gang_is_chosen_before_two_jobs_that_lose_more() -> None:
     assert choice.victims == ("gang",)
 
 
+def test_what_made_room_on_the_first_machines_counts_when_the_search_goes_on_to_more() -> None:
+    scheduler = cluster()
+    scheduler.node("last", cpu=2)
+    launched(scheduler, job("old", demand(2), band=Band.BATCH))
+    for index in range(victims.MIN_SITES - 1):  # their jobs are cheap, and their end makes no room
+        scheduler.node(f"n{index}", cpu=2)
+        launched(scheduler, job(f"fixed{index}", demand(1, preemptible=False), band=Band.BATCH), at=100.0)
+        launched(scheduler, job(f"in-vain{index}", demand(1), band=Band.BATCH))
+    scheduler.node("first", cpu=2)
+    launched(scheduler, job("young", demand(2), band=Band.BATCH), at=200.0)
+    scheduler.now = 1000.0
+    scheduler.state.policy = ON
+    choice = would_preempt(scheduler.state, applicant(MemberGroup((demand(2),), 2)))
+    assert choice is not None
+    assert sorted(choice.victims) == ["old", "young"]
+
+
 def test_an_early_choice_is_dropped_when_a_later_one_makes_room_for_all() -> None:
     """The cheap one of a small machine, then a gang that frees two: the first was in vain."""
     scheduler = cluster()

@@ -94,14 +94,17 @@ def unit_of(state: Tables, job: JobRow) -> PreemptionUnit:
     roots = roots_of(state, job)
     # What it owns ends with it, so its cost counts.
     jobs = tuple(one for root in roots for one in (root, *descendants(state, root)))
-    cost = NO_COST
-    for one in jobs:
+    cost = cost_of(state, jobs[0])
+    for one in jobs[1:]:
         cost = add_costs(cost, cost_of(state, one))
     return PreemptionUnit(job.spec.job_group or job.job_id, roots, jobs, cost)
 
 
 def descendants(state: Tables, job: JobRow) -> Iterator[JobRow]:
     """Yield living jobs that end with it, as it is ending or would be preempted."""
+    # A search asks this of thousands of jobs; where all are detached there is nothing to look up.
+    if not state.children:
+        return
     owners = [attempt.attempt_id for attempt in state.living_members(job)]
     # What it owns as a whole stays, if it restarts.
     if job.job_id in state.children and retry_budget(state, job, job.first_outcome or _PREEMPTED) is None:

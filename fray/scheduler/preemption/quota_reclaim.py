@@ -7,7 +7,7 @@ quota: the last job that is ended may cross the line, but no job after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from attrs import define, evolve, field
 
@@ -85,12 +85,14 @@ def usage_after_pending(state: Tables) -> UsageAfterPending:
     return given
 
 
-def first_not_borrowing(state: Tables, jobs: Iterable[JobRow], exempt: Callable[[JobRow], bool]) -> JobRow | None:
+def first_not_borrowing(state: Tables, jobs: Sequence[JobRow], exempt: Callable[[JobRow], bool]) -> JobRow | None:
     """Return the first of these jobs whose tenant does not borrow any more once all jobs before it have ended.
 
     Args:
         exempt: test for jobs that may be ended for another reason, whatever their tenant has borrowed.
     """
+    if all(map(exempt, jobs)):
+        return None  # before the usage is computed, which goes through all that is ending
     given = usage_after_pending(state)
     for job in jobs:
         if not exempt(job) and not given.is_borrowing(job):

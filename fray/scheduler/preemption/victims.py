@@ -41,7 +41,7 @@ from fray.scheduler.state.rows import JobRow
 from fray.scheduler.state.tables import Tables
 from fray.scheduler.state.what_if_pool import HypotheticalPool
 
-MIN_SITES, SITES_FACTOR = 24, 4
+MIN_SITES, SITES_FACTOR = 24, 2
 """Sites examined first (or twice as many as necessary), of the cheapest jobs; and the factor of later rounds."""
 JOBS_BEFORE_MACHINES, FEW_MACHINES = 200, 64
 """Number of jobs after which, if there are few candidate machines, jobs are sought on these."""
@@ -169,8 +169,10 @@ class _VictimSearch:
                     return None
                 # Parts compete for the same machines: each is placed before the next one is searched.
                 found |= {unit.key: unit for unit in units}
+                if len(request.parts) == 1:
+                    continue
                 self.trial.end(job for unit in units for job in unit.jobs)
-                if len(request.parts) > 1 and self.trial.place(PlacementRequest((part,)), closed) is None:
+                if self.trial.place(PlacementRequest((part,)), closed) is None:
                     return None
         finally:
             # The trial belongs to the caller, who may search again in it.
@@ -340,6 +342,8 @@ class _VictimSearch:
         return [job for _, job in sorted(found.values(), key=lambda pair: (pair[0], pair[1].order))]
 
     def _has_children(self, job: JobRow) -> bool:
+        if not self.state.children:
+            return False
         members = (attempt_id(job.job_id, job.generation, member) for member in range(job.spec.members))
         return job.job_id in self.state.children or any(member in self.state.children for member in members)
 
@@ -355,15 +359,17 @@ class _VictimSearch:
     def _make_site(self, nodes: tuple[NodeName, ...], demand: Demand) -> _CandidateMachines:
         found: dict[str, PreemptionUnit] = {}
         gifts: dict[JobId, list[tuple[NodeName, Demand, tuple[str, ...]]]] = {}
+        state, ended_jobs = self.state, self.trial.ended_jobs
         for node in nodes:
-            for attempt in map(self.state.attempts.__getitem__, self.state.on_node[node]):
-                job = self.state.jobs[attempt.job_id]
-                self.trial.jobs_examined += 1
+            on_node = state.on_node[node]
+            self.trial.jobs_examined += len(on_node)
+            for attempt in map(state.attempts.__getitem__, on_node):
+                job = state.jobs[attempt.job_id]
                 # What ends anyway is free in the trial's pool already, and must not be counted twice.
-                if job.job_id not in self.trial.ended_jobs:
-                    gifts.setdefault(job.job_id, []).append((node, self.state.share_of(attempt), attempt.devices))
+                if attempt.job_id not in ended_jobs:
+                    gifts.setdefault(attempt.job_id, []).append((node, state.share_of(attempt), attempt.devices))
                 # What runs here may also end with an owner that runs elsewhere.
-                for one in (job, *ancestors(self.state, job)):
+                for one in (job, *ancestors(state, job)) if job.owner in state.attempts else (job,):
                     unit = self._unit_of(one)
                     if unit is not None and (one.placed_at or 0.0) <= self.since:
                         found[unit.key] = unit
@@ -450,6 +456,8 @@ class _VictimSearch:
             for unit in site.units:
                 sites_of.setdefault(unit.key, []).append(index)
         gains = [0] * len(sites)
+        changed: dict[int, None] = {}
+        """Sites whose offers were made beside what is chosen."""
         line: list[tuple[Cost, int]] = []
         for index, site in enumerate(sites):
             offer = self._cheapest_on_site(site, demand, chosen)
@@ -458,6 +466,9 @@ class _VictimSearch:
         heapq.heapify(line)
         while sum(gains) < missing:
             if not line:
+                # With more sites the choice begins from nothing, and so do their offers.
+                for index in changed:
+                    sites[index].has_offer = False
                 return None
             cost, index = heapq.heappop(line)
             offer = self._cheapest_on_site(sites[index], demand, chosen)
@@ -472,6 +483,7 @@ class _VictimSearch:
             # The end of a job frees room on all sites where it has members, whose offers change with it.
             for touched in dict.fromkeys([index, *(i for unit in offer for i in sites_of[unit.key])]):
                 sites[touched].has_offer = False
+                changed[touched] = None
                 gains[touched] = self._gain(sites[touched], demand, chosen)
                 heapq.heappush(line, (NO_COST, touched))
         # A later choice may have made an earlier one unnecessary.

@@ -170,6 +170,9 @@ class Tables(MachineTables):
         return [self.attempts[id_] for id_ in ids if id_ in self.attempts]
 
     def living_members(self, job: JobRow) -> list[AttemptRow]:
+        if job.spec.members == 1:  # the usual case, asked of thousands of jobs in a search for victims
+            only = self.attempts.get(attempt_id(job.job_id, job.generation, 0))
+            return [only] if only is not None and only.living else []
         return [attempt for attempt in self.members(job) if attempt.living]
 
     def add_attempt(self, attempt: AttemptRow) -> None:
