@@ -53,6 +53,7 @@ test-more: lint
 	@tools/venv docs
 	@$(PYTEST) --more $(PARALLEL) -m "not timed" $(ARGS) || [ $$? -eq 5 ]
 	@$(PYTEST) --more -m timed $(ARGS) || [ $$? -eq 5 ]
+	@[ -n "$(ARGS)" ] || $(PY) -m tests.simulation --fresh 200 --limit-s 240 --jobs $(TEST_WORKERS) --progress-s 30
 	@[ -n "$(ARGS)" ] || FRAY_PYTHONS="3.13 3.14" tools/pythons
 	@[ -n "$(ARGS)" ] || $(MAKE) test-rl
 	@[ -n "$(ARGS)" ] || $(MAKE) test-tinker ARGS='-m torch'
