@@ -534,6 +534,9 @@ def _check_floor(target: FaultTarget, group: str) -> None:
     hindered = cloud.stocked_out or cloud.hangs or cloud.mute or fleet.row(group).backoffs
     if config is None or hindered or config.provider not in fleet.listed_providers:
         return
+    # What has just left frees a place below the minimum, and what it cost: the next plan uses both.
+    if any(not unit.is_live and state.now - unit.since < HEARD_WITHIN_S for unit in fleet.units.values()):
+        return
     limit = fleet.policy.spend_limit_per_hour
     dearest = max(config.price(zone) for zone in config.zones_in_order())
     if len(fleet.live_units(group)) < config.min and (limit is None or fleet.spent_per_hour() + dearest <= limit):
