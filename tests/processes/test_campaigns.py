@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
+
 from bench import restarts, soak
 from bench.faults.campaign import Campaign
 from bench.faults.lab import Lab
@@ -23,6 +25,7 @@ async def test_twenty_seconds_of_mixed_load_make_nothing_grow() -> None:
     assert all(count > 0 for count in found["done"].values())
 
 
+@pytest.mark.within(600)
 async def test_fifteen_random_kills_of_whatever_there_is_leave_nothing_behind(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     try:
