@@ -284,7 +284,7 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "providers",
             "secret_store",
         ),
-        ("policy_file", "workspaces"),
+        ("history_sums", "policy_file", "workspaces"),
         ("store",),
         ("context", "restore"),
         ("backup", "connections", "loop", "provider_driver"),

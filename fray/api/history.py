@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator, Sequence
 
 from attrs import evolve
 
-from fray.errors import InvalidRequest
+from fray.errors import InvalidRequest, Unsupported
 from fray.model.ids import Namespace, NodeName
 from fray.model.messages.client import Event
 from fray.model.messages.history import (
     AttemptPage,
     AttemptRecord,
+    AttemptSum,
+    AttemptSums,
     EventPage,
     FindEvents,
     GetAttempts,
     GetNodeHistory,
     NodeHistory,
     NodeRecord,
+    SumAttempts,
 )
 from fray.model.messages.usage import GetUsage, UsageInfo
-from fray.model.monitoring.accounting import Cost, UsageSum, cost, sums
+from fray.model.monitoring.accounting import DAY_S, KEYS, Cost, UsageSum, cost, join_sums, sums
 from fray.runtime.runtime import Runtime
 
 DEFAULT_S = 7 * 86_400.0
@@ -123,9 +127,35 @@ class HistoryQueries:
         """
         if not since_s > until_s >= 0:
             raise InvalidRequest(f"since_s={since_s:g} must be more than until_s={until_s:g}, which is 0 or more")
+        if by not in KEYS:
+            raise InvalidRequest(f"by={by!r} is not one of {', '.join(KEYS)}")
         now = time.time()
+        since, until = now - since_s, now - until_s
+        rows = await self._sum_rows(
+            SumAttempts(by=by, since=since, until=until, user=user, namespace=namespace, job=job, node=node)
+        )
+        if rows is not None:
+            return join_sums(rows)
         attempts = await self.attempts(user=user, namespace=namespace, job=job, node=node, since_s=since_s)
-        return sums(attempts, by, now - since_s, now - until_s)
+        return sums(attempts, by, since, until)
+
+    async def daily_use(self, *, since_s: float = DEFAULT_S) -> list[AttemptSum]:
+        """Return what attempts held on each day (UTC) in the last so many seconds, by user, namespace and kind of
+        machine."""
+        now = time.time()
+        rows = await self._sum_rows(SumAttempts(by="day", since=now - since_s, until=now))
+        if rows is not None:
+            return rows
+        return list(daily(await self.attempts(since_s=since_s), now - since_s, now))
+
+    async def _sum_rows(self, query: SumAttempts) -> list[AttemptSum] | None:
+        """Return sums that the controller makes; None: they have to be made here, of all attempts."""
+        try:
+            reply = await self._runtime.client.request(query)
+        except Unsupported:  # a controller of the previous release
+            return None
+        assert isinstance(reply, AttemptSums)
+        return list(reply.rows) if reply.is_complete else None
 
     async def cost(
         self,
@@ -157,3 +187,28 @@ class HistoryQueries:
 
 def _time_before(since_s: float | None) -> float:
     return 0.0 if since_s is None else max(0.0, time.time() - since_s)
+
+
+def daily(attempts: Sequence[AttemptRecord], since: float, until: float) -> Iterator[AttemptSum]:
+    """Yield what was held on each day (UTC) between two times, by user, namespace and kind of machine."""
+    groups: dict[tuple[str, str, str], list[AttemptRecord]] = {}
+    for one in attempts:
+        groups.setdefault((one.user, one.namespace, one.machine), []).append(one)
+    begin = since
+    while begin < until:
+        end = min(until, (begin // DAY_S + 1) * DAY_S)
+        day = time.strftime("%Y-%m-%d", time.gmtime(begin))
+        for (user, namespace, machine), some in sorted(groups.items()):
+            for total in sums(some, "user", begin, end):
+                held = total.held
+                yield AttemptSum(
+                    key=day,
+                    user=user,
+                    namespace=namespace,
+                    machine=machine,
+                    attempts=total.attempts,
+                    cpu=held.cpu,
+                    memory_gib=held.memory_gib,
+                    chips=held.all_chips,
+                )
+        begin = end

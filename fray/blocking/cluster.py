@@ -285,6 +285,7 @@ class Cluster(LaunchMixin, ReservationMixin):
     gone_nodes = make_blocking(native.Cluster.gone_nodes)
     history = make_blocking(native.Cluster.history)
     cost = make_blocking(native.Cluster.cost)
+    daily_use = make_blocking(native.Cluster.daily_use)
     nodes = make_blocking(native.Cluster.nodes)
     queue = make_blocking(native.Cluster.queue)
     usage = make_blocking(native.Cluster.usage)

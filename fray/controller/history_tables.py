@@ -87,6 +87,11 @@ class HistoryTables:
         found = tuple(AttemptRecord(**dict(zip(_ATTEMPT, row, strict=True))) for row in rows)
         return found, 0 if start + WINDOW >= end else start + WINDOW
 
+    def sum_rows(self, since: float) -> tuple[int, int]:
+        """Return the rows of attempts whose ends were decided since then: after the first number, up to the second."""
+        end = self._select("SELECT max(id) FROM past_attempts")[0][0] or 0
+        return self.first_since("past_attempts", "recorded_at", since) - 1, end
+
     def nodes(self, since: float = 0.0, node: str = "") -> tuple[NodeRecord, ...]:
         """Return the newest machines that are gone since then, oldest first."""
         rows = self._select(

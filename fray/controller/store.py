@@ -16,8 +16,9 @@ import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
+import trio
 from attrs import frozen
 
 from fray.controller.blobs import BlobDict, BlobDirectory, Blobs, flush
@@ -37,6 +38,10 @@ EVENTS_LIMIT = 200_000
 
 Row: TypeAlias = tuple[str, str, str]
 """A row: table, key, JSON."""
+
+T = TypeVar("T")
+READERS = 2
+"""Threads that read at a time."""
 
 _log = logging.getLogger("fray.controller.store")
 
@@ -108,6 +113,7 @@ class Store:
         history_limit: int = HISTORY_LIMIT,
     ) -> None:
         self.path: Path | None = Path(path)
+        self._readers = trio.CapacityLimiter(READERS)
         self._lock: int | None = None
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -265,6 +271,31 @@ class Store:
         end = self._select("SELECT max(id) FROM events")[0][0] or 0
         found = tuple(LogEvent(time=t, job=j, what=what, text=text) for t, j, what, text in rows)
         return found, 0 if start + WINDOW >= end else start + WINDOW
+
+    async def read_apart(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """Call a function with a connection that may only read, in a thread; over a store in memory, at once.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        if self.path is None:
+            return self._reading(function, self._db)
+        return await trio.to_thread.run_sync(self._read_file, function, limiter=self._readers)
+
+    def _read_file(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        assert self.path is not None
+        db = _connect(f"file:{_uri_path(self.path / 'fray.db')}?mode=ro", uri=True)
+        try:
+            db.execute("PRAGMA temp_store = MEMORY")
+            return self._reading(function, db)
+        finally:
+            db.close()
+
+    def _reading(self, function: Callable[[sqlite3.Connection], T], db: sqlite3.Connection) -> T:
+        try:
+            return function(db)
+        except sqlite3.Error as error:
+            raise StoreError(f"store {self.path} cannot be read: {error}") from error
 
     def _select(self, query: str, *values: object) -> list[Any]:
         try:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from fray.api.history import daily
 from fray.cli.history.sql import QueryDatabase
-from fray.cli.history.sql_tables import COLUMNS, READERS, daily
+from fray.cli.history.sql_tables import COLUMNS, READERS
 from fray.errors import DeadlineExceeded, InvalidRequest
 from fray.model.messages.history import AttemptRecord
 from fray.model.monitoring.accounting import sums
@@ -123,12 +124,12 @@ def test_the_days_of_usage_add_up_to_the_sums_of_history() -> None:
     ]
     since, until = 0.3 * day, 3.6 * day
     rows = list(daily(some, since, until))
-    assert [row[0] for row in rows] == sorted(row[0] for row in rows)
-    assert {row[0] for row in rows} == {"1970-01-01", "1970-01-02", "1970-01-03", "1970-01-04"}
+    assert [row.key for row in rows] == sorted(row.key for row in rows)
+    assert {row.key for row in rows} == {"1970-01-01", "1970-01-02", "1970-01-03", "1970-01-04"}
     for total in sums(some, "user", since, until):
-        of_user = [row for row in rows if row[1] == total.key]
-        assert sum(row[5] for row in of_user) == pytest.approx(total.held.cpu)
-        assert sum(row[7] for row in of_user) == pytest.approx(total.held.all_chips)
+        of_user = [row for row in rows if row.user == total.key]
+        assert sum(row.cpu for row in of_user) == pytest.approx(total.held.cpu)
+        assert sum(row.chips for row in of_user) == pytest.approx(total.held.all_chips)
 
 
 def test_the_page_has_every_table_with_its_columns() -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from fray.api.cluster import Cluster
 from fray.model.messages.history import AttemptRecord
-from fray.model.monitoring.accounting import GIB, HOUR_S, sums
+from fray.model.monitoring.accounting import GIB, HOUR_S
 
-DAY_S = 86_400.0
 ATTEMPT = (
     *("attempt_id", "job_id", "name", "user", "namespace", "band", "node", "machine"),
     *("cpu_milli", "memory_bytes", "device_kind", "device_variant", "devices"),
@@ -103,24 +102,10 @@ async def _events(cluster: Cluster, since: float) -> Rows:
 
 
 async def _usage(cluster: Cluster, since: float) -> Rows:
-    now = time.time()
-    return list(daily(await cluster.attempts(since_s=now - since), since, now))
-
-
-def daily(attempts: Sequence[AttemptRecord], since: float, until: float) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of ``usage``: what was held on each day between two times, by user, namespace and machine kind."""
-    groups: dict[tuple[str, str, str], list[AttemptRecord]] = {}
-    for one in attempts:
-        groups.setdefault((one.user, one.namespace, one.machine), []).append(one)
-    begin = since
-    while begin < until:
-        end = min(until, (begin // DAY_S + 1) * DAY_S)
-        day = time.strftime("%Y-%m-%d", time.gmtime(begin))
-        for key, some in sorted(groups.items()):
-            for total in sums(some, "user", begin, end):
-                held = total.held
-                yield (day, *key, total.attempts, held.cpu, held.memory_gib, held.all_chips)
-        begin = end
+    return [
+        (one.key, one.user, one.namespace, one.machine, one.attempts, one.cpu, one.memory_gib, one.chips)
+        for one in await cluster.daily_use(since_s=time.time() - since)
+    ]
 
 
 READERS: Mapping[str, Callable[[Cluster, float], Awaitable[Rows]]] = {

@@ -59,6 +59,11 @@ class AccessScope:
         return self._identity.user
 
     @property
+    def is_person(self) -> bool:
+        """Return whether the client is a person, and not a job."""
+        return self._job_id is None
+
+    @property
     def owner(self) -> str:
         """Name of this client for what it has uploaded (`Possession`): the person on all machines, or the job."""
         return f"user {self.user}" if self._job_id is None else f"job {self._job_id}"
@@ -454,7 +459,7 @@ FILTERED = (
     *(client.FindJob, client.ListJobs, client.ListGroups, client.ListReservations, client.ListActors),
     *(client.FindActor, people.ListNamespaces, usage.GetQueue, usage.GetUsage, client.ListNodes, WhatIf),
     usage.GetCounts,
-    *(history.GetAttempts, history.GetNodeHistory, history.FindEvents),
+    *(history.GetAttempts, history.SumAttempts, history.GetNodeHistory, history.FindEvents),
 )
 """Requests whose answers are filtered, where they are made or by `fray.controller.connections.hide_others`."""
 OF_SENDER = (

@@ -584,6 +584,7 @@ HANDLERS: dict[type, Callable[[ClientConnection, int, Any, Sequence[Bytes]], Ans
     usage.GetUsage: get_usage,
     usage.GetCounts: get_counts,
     history.GetAttempts: history_requests.get_attempts,
+    history.SumAttempts: history_requests.sum_attempts,
     history.GetNodeHistory: history_requests.get_node_history,
     history.FindEvents: history_requests.find_events,
     OfferBundle: handle_bundle,

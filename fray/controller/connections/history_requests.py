@@ -6,16 +6,20 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fray.controller.connections.access import AccessScope, scope_for
+from fray.controller.history_sums import ROWS_LIMIT, SumInput, check_key, recorded_namespaces
+from fray.controller.history_sums import sum_attempts as sum_in_sql
 from fray.errors import InvalidRequest
 from fray.model.messages.client import Event
 from fray.model.messages.history import (
     AttemptPage,
     AttemptRecord,
+    AttemptSums,
     EventPage,
     FindEvents,
     GetAttempts,
     GetNodeHistory,
     NodeHistory,
+    SumAttempts,
 )
 from fray.model.text import name_pattern
 from fray.net.transport import Bytes
@@ -77,13 +81,46 @@ def _ended(client: ClientConnection, message: GetAttempts, after: int) -> Attemp
     return AttemptPage(attempts=found, cursor=f"{_ENDED}{last}" if last else "")
 
 
-def _matches(message: GetAttempts, one: AttemptRecord) -> bool:
+def _matches(message: GetAttempts | SumAttempts, one: AttemptRecord) -> bool:
     return (
         message.user in ("", one.user)
         and message.namespace in ("", one.namespace)
         and message.node in ("", one.node)
         and message.job in ("", one.job_id, one.name)
     )
+
+
+def sum_attempts(client: ClientConnection, ref: int, message: SumAttempts, blobs: Sequence[Bytes]) -> Any:
+    """Answer with sums, later.
+
+    Raises:
+        InvalidRequest: an unknown key.
+    """
+    check_key(message.by)
+    client.hub.start_soon(_sum_attempts, client, ref, message)
+
+
+async def _sum_attempts(client: ClientConnection, ref: int, message: SumAttempts) -> None:
+    store, state, scope = client.context.store, client.context.state, scope_for(client, SumAttempts)
+    if scope is not None and not scope.is_person:
+        client.reply(ref, AttemptSums(rows=(), is_complete=False))
+        return
+    spaces: list[str] = []
+    if scope is not None:
+        spaces = [space for space in await store.read_apart(recorded_namespaces) if scope.has_namespace(space)]
+    # Living ones and the last row at the same moment: an attempt that ends meanwhile is in the sums once.
+    living = (attempt_record(state, state.attempts[one]) for node in sorted(state.nodes) for one in state.on_node[node])
+    chosen = [
+        one
+        for one in living
+        if _matches(message, one) and (scope is None or scope.has_attempt(one.job_id, one.user, one.namespace))
+    ]
+    user = None if scope is None else scope.user
+    first, last = store.history.sum_rows(message.since)
+    given = SumInput(message, first, last, chosen, user, spaces)
+    rows = await store.read_apart(lambda db: sum_in_sql(db, given))
+    is_complete = len(rows) <= ROWS_LIMIT
+    client.reply(ref, AttemptSums(rows=tuple(rows) if is_complete else (), is_complete=is_complete))
 
 
 def get_node_history(client: ClientConnection, ref: int, message: GetNodeHistory, blobs: Sequence[Bytes]) -> Any:

@@ -77,7 +77,7 @@ _ROWS: dict[str, tuple[type, ...]] = {
         *(client.WatchReservation, client.ListReservations),
         *(client.ListActors, client.FindActor),
         *(usage.GetQueue, usage.GetUsage, usage.GetCounts, client.ListNodes, maintenance.WhatIf),
-        *(history.GetAttempts, history.GetNodeHistory, history.FindEvents),
+        *(history.GetAttempts, history.SumAttempts, history.GetNodeHistory, history.FindEvents),
     ),
     "yoyyoy-": (bundles.FetchValue, bundles.FetchChunk),
     "-yyyy--": (bundles.OfferBundle,),

@@ -73,6 +73,64 @@ class AttemptPage:
 
 
 @frozen(kw_only=True)
+class SumAttempts:
+    """Get the sums of what attempts held between two times, as `fray.model.monitoring.accounting.sums` defines them.
+    Reply: `AttemptSums`. Error: InvalidRequest, an unknown ``by``."""
+
+    by: str
+    """``user``, ``namespace``, ``machine``, ``node``, ``job``, ``cause``; ``day``: by user, namespace and kind of
+    machine on each day (UTC)."""
+    since: float
+    until: float
+    """Seconds since the epoch."""
+    user: str = ""
+    namespace: Namespace = ""
+    job: str = ""
+    """Only attempts of jobs of this id or name."""
+    node: NodeName = ""
+
+
+@frozen(kw_only=True)
+class AttemptSum:
+    """Sum over the attempts of one key that held one kind of accelerators, or none."""
+
+    key: str
+    name: str = ""
+    """Name of the job, in sums by job."""
+    user: str = ""
+    """User, as ``namespace`` and ``machine`` in sums by day alone."""
+    namespace: Namespace = ""
+    machine: str = ""
+    device: str = ""
+    """``gpu:h100``; empty: attempts without accelerators."""
+    jobs: int = 0
+    """Jobs of the key, also with other kinds of accelerators; 0 in sums by day."""
+    attempts: int = 0
+    cpu: float = 0.0
+    """CPU-hours; ``memory_gib``: GiB-hours; ``chips``: hours of accelerators."""
+    memory_gib: float = 0.0
+    chips: float = 0.0
+    retried_cpu: float = 0.0
+    retried_memory_gib: float = 0.0
+    retried_chips: float = 0.0
+    preempted_cpu: float = 0.0
+    preempted_memory_gib: float = 0.0
+    preempted_chips: float = 0.0
+    cpu_idle: float = 0.0
+    cpu_known: float = 0.0
+    wait_h: float = 0.0
+
+
+@frozen(kw_only=True)
+class AttemptSums:
+    rows: tuple[AttemptSum, ...]
+    """Rows in the order of their keys."""
+    is_complete: bool = True
+    """False: there are too many rows for a reply, or the sender is a job, which may see some attempts of a user alone:
+    `GetAttempts` has what is to be summed up."""
+
+
+@frozen(kw_only=True)
 class NodeRecord:
     """Machine that is gone: one incarnation of its ``fray-node``, which has ended or was given up."""
 

@@ -10,11 +10,12 @@ from attrs import Factory, define
 from fray.errors import InvalidRequest
 from fray.model.frozen import frozen
 from fray.model.ids import JobId, split_attempt
-from fray.model.messages.history import AttemptRecord
+from fray.model.messages.history import AttemptRecord, AttemptSum
 from fray.model.specs import EndReason
 
 GIB = 1024**3
 HOUR_S = 3600.0
+DAY_S = 86_400.0
 
 KEYS: Mapping[str, Callable[[AttemptRecord], str]] = {
     "user": lambda one: one.user,
@@ -122,6 +123,32 @@ def sums(attempts: Sequence[AttemptRecord], by: str, since: float, until: float)
             total.wait_h += max(0.0, one.placed_at - one.queued_at) / HOUR_S
     for key, total in found.items():
         total.jobs = len(jobs[key])
+    return _largest_first(found)
+
+
+def join_sums(rows: Sequence[AttemptSum]) -> list[UsageSum]:
+    """Return the sums that the controller has made, as those of `sums`."""
+    found: dict[str, UsageSum] = {}
+    for row in rows:
+        total = found.setdefault(row.key, UsageSum(key=row.key, name=row.name, jobs=row.jobs))
+        total.attempts += row.attempts
+        parts = (
+            (total.held, row.cpu, row.memory_gib, row.chips),
+            (total.retried, row.retried_cpu, row.retried_memory_gib, row.retried_chips),
+            (total.preempted, row.preempted_cpu, row.preempted_memory_gib, row.preempted_chips),
+        )
+        for hours, cpu, memory_gib, chips in parts:
+            hours.cpu += cpu
+            hours.memory_gib += memory_gib
+            if row.device and (chips or hours is total.held):
+                hours.chips[row.device] = chips
+        total.cpu_idle += row.cpu_idle
+        total.cpu_known += row.cpu_known
+        total.wait_h += row.wait_h
+    return _largest_first(found)
+
+
+def _largest_first(found: Mapping[str, UsageSum]) -> list[UsageSum]:
     return sorted(found.values(), key=lambda each: (-each.held.all_chips, -each.held.cpu, each.key))
 
 

@@ -33,6 +33,7 @@ CAPABILITIES: Mapping[str, tuple[str, ...]] = {
     "launches-for": ("GetLaunchUsers", "LaunchUsers", "Launch.on_behalf_of"),
     "loop-delay": ("LoopDelay",),
     "moved-nodes": ("NodeMoved",),
+    "sums": ("SumAttempts", "AttemptSums", "AttemptSum"),
     "unsupported": (),
 }
 """Capability: the messages that may be sent only to a peer that has it, as ``Message``; values of enumerations, as
