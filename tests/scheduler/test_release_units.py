@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fray.model.policy.priority import Band
 from fray.model.specs import EndReason, Phase
+from fray.scheduler.backfill.backfill import capacity_after_pending
 from fray.scheduler.explain.explain import explain
 from fray.scheduler.pool.requests import MemberGroup, PlacementRequest
 from fray.scheduler.queue.applicant import Applicant, PlacementShape
@@ -204,6 +205,20 @@ def test_no_reservation_is_seized_for_room_that_another_job_has_claimed() -> Non
     assert _without(scheduler.state, scheduler.state.queue.applicants["gang"], [reservation]) == []
     scheduler.terminate("gang")
     assert [surplus.unit for surplus in _without(scheduler.state, other, [reservation])] == reservation.units
+
+
+def test_units_of_a_reservation_that_is_being_closed_count_as_free_soon() -> None:
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node("a", cpu=3)
+    scheduler.reserve("r", demand(2), min_units=1)
+    scheduler.launch(job("inside", reservation_id="r"))
+    scheduler.run("inside:0:0")
+    machine = scheduler.state.pool.machines["a"]
+    assert capacity_after_pending(scheduler.state, machine, "").cpu_milli == 1000
+    scheduler.release("r")
+    assert scheduler.state.reservations["r"].phase == "closing"
+    assert capacity_after_pending(scheduler.state, machine, "").cpu_milli == 3000
 
 
 def test_surplus_and_preemption_may_suffice_together() -> None:
