@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -98,9 +98,12 @@ class ControllerDaemon:
     directory: Path
     port: int
     process: subprocess.Popen[bytes] | None = None
+    options: Sequence[str] = ()
+    """More options of ``fray-controller``."""
 
     def start(self) -> None:
-        listen = ("--listen", f"127.0.0.1:{self.port}", "--store", str(self.directory / "store"))
+        store = str(self.directory / "store")
+        listen = ("--listen", f"127.0.0.1:{self.port}", "--store", store, *self.options)
         environ = {**os.environ, "FRAY_TOKEN": TOKEN, "PYTHONPATH": str(ROOT)}
         with (self.directory / "controller.log").open("ab") as log:
             self.process = subprocess.Popen(

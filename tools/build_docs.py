@@ -56,9 +56,10 @@ def main() -> int:
 
 
 def copy_pages(sources: Path) -> None:
-    """Copy the pages into one directory, with their links, notebooks as pages with the outputs that are stored in them;
-    programs that pages link to can be downloaded.
+    """Copy the pages into one directory, with their links and images, notebooks as pages with the outputs that are
+    stored in them; programs that pages link to can be downloaded.
     """
+    shutil.copytree(ROOT / "docs" / "images", sources / "images")
     for name in PAGES_OF_ROOT:
         text = re.sub(r"\]\(docs/", "](", (ROOT / name).read_text())
         (sources / name).write_text(copy_linked(text, ROOT, sources))

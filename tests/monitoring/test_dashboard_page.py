@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from tests.processes.lab import Lab, open_lab, start_script
+import fray
+from fray import Entrypoint, JobRequest, ResourceConfig
+from tests.processes.lab import TOKEN, Lab, open_lab, start_script
 from tests.support.chromium import Tab, needs_chromium, open_tab
 from tests.support.dashboards import run_fray, running_dashboard
 
@@ -121,6 +124,32 @@ async def test_a_log_appears_as_it_is_printed_and_is_searched(lab: Lab, tmp_path
             await tab.click("dialog[open] button[value='yes']")
             await tab.wait_for("document.querySelector('h1').innerText.includes('stopped')")
             assert "`fray dashboard` by " in await tab.text(".headline")
+            assert tab.errors == []
+
+
+def outer() -> None:
+    inner()
+
+
+def inner() -> None:
+    time.sleep(600)
+
+
+async def test_a_flame_graph_shows_what_a_job_does(lab: Lab) -> None:
+    need = ResourceConfig.with_cpu(cpu=0.1, memory="50MB")
+    async with fray.open_cluster(lab.spec, token=TOKEN, logs=False) as cluster:
+        job = await cluster.launch(JobRequest("burning", need, Entrypoint.from_callable(outer), detached=True))
+    with running_dashboard(lab) as url:
+        async with open_tab() as tab:
+            await tab.open(url)
+            await tab.evaluate(f"location.hash = '#/job/{job.info.job_id}'")
+            await tab.click("#profile")
+            frames = "[...document.querySelectorAll('svg.frame text')].map((text) => text.textContent)"
+            await tab.wait_for(f"{frames}.includes('inner')")
+            found = await tab.evaluate(frames)
+            assert found.index("outer") == found.index("inner") - 1
+            assert "of 25 captures" in await tab.text("#captures")
+            await tab.evaluate("location.hash = '#/jobs'")  # which ends it
             assert tab.errors == []
 
 

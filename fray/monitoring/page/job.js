@@ -1,6 +1,7 @@
 // One job: on top why it waits or why it ended, then the chain of causes, attempts, events, details; its log, live.
 
 import { callers, histogram } from "./actors.js";
+import { Flame } from "./flame.js";
 import { heldText } from "./jobs.js";
 import { ago, bytes, clock, h, jobLink, nodeLink, now, redraw, span } from "./dom.js";
 
@@ -45,9 +46,20 @@ function timeline(info) {
   });
 }
 
-function attempts(info) {
+// Devices that each living attempt holds, by its id.
+function devicesOf(nodes) {
+  const found = new Map();
+  for (const node of nodes.values()) for (const [device, attempt] of Object.entries(node.granted)) {
+    if (!found.has(attempt)) found.set(attempt, []);
+    found.get(attempt).push(device);
+  }
+  return found;
+}
+
+function attempts(info, devices) {
   const row = (each) => h("tr", {},
     h("td", { class: "mono" }, each.attempt_id.split(":").slice(-2).join(".")), h("td", {}, nodeLink(each.node)),
+    h("td", { class: "wide mono" }, (devices.get(each.attempt_id) ?? []).join(" ")),
     h("td", { class: "wide" }, clock(each.start_time)),
     h("td", {}, each.start_time ? span((each.end_time ?? now()) - each.start_time) : ""),
     h("td", {}, each.cause ? `${each.cause}${each.exit_code ? ` ${each.exit_code}` : ""}${each.signal ? ` (signal ${each.signal})` : ""}` : each.health || (each.start_time ? "running" : "starting")),
@@ -56,7 +68,7 @@ function attempts(info) {
     h("td", { class: "wide" }, each.cpu_s ? span(each.cpu_s) : ""),
     h("td", {}, each.message));
   return h("table", {},
-    h("tr", {}, ["attempt", "machine"].map((name) => h("th", {}, name)), h("th", { class: "wide" }, "started"), h("th", {}, "time"), h("th", {}, "state"),
+    h("tr", {}, ["attempt", "machine"].map((name) => h("th", {}, name)), h("th", { class: "wide" }, "devices"), h("th", { class: "wide" }, "started"), h("th", {}, "time"), h("th", {}, "state"),
       ["memory", "peak", "CPU"].map((name) => h("th", { class: "wide" }, name)), h("th", {}, "message")),
     info.attempts.map(row));
 }
@@ -121,7 +133,7 @@ class Log {
 }
 
 export const job = {
-  tables: ["held"],
+  tables: ["held", "nodes"],
   make({ live, ask, id }) {
     const top = h("div");
     const said = h("p", { class: "bad failed", role: "alert" });
@@ -136,19 +148,34 @@ export const job = {
       try { said.textContent = ""; return await live.act(`/api/jobs/${encodeURIComponent(id)}/${what}`, body); }
       catch (error) { said.textContent = error.message; return null; }
     };
-    const stop = h("button", { class: "danger", id: "stop", type: "button", onclick: async () => {
+    const stop = h("button", { class: "danger", id: "stop", type: "button", disabled: true, onclick: async () => {
       const reason = await ask(`Stop ${id}, and all that it owns?`, "stop", true);
       if (reason !== null) await act("stop", { reason });
     } }, "stop");
-    const look = h("button", { id: "stacks", type: "button", onclick: async () => {
-      look.disabled = true;
+    let isAsking = false; // for stacks
+    const look = h("button", { id: "stacks", type: "button", disabled: true, onclick: async () => {
+      isAsking = true;
+      drawButtons();
       const found = await act("stacks");
-      look.disabled = false;
+      isAsking = false;
+      drawButtons();
       if (found) redraw(stacks, h("h2", {}, "Stacks"), Object.entries(found).map(([attempt, text]) => h("pre", {}, `== ${attempt}\n${text}`)));
     } }, "stacks");
+    const flame = new Flame(() => act("stacks"));
+    const burn = h("button", { id: "profile", type: "button", disabled: true, onclick: async () => {
+      isAsking = true;
+      drawButtons();
+      await flame.run();
+      isAsking = false;
+      drawButtons();
+    } }, "flame graph");
     const log = new Log(id);
-    const element = h("div", {}, top, h("div", { class: "tools" }, stop, look), said, chain,
-      h("h2", {}, "Attempts"), lanes, list, calls, stacks, h("h2", {}, "Log"), log.element, h("h2", {}, "Events"), events, h("h2", {}, "Details"), details);
+    const element = h("div", {}, top, h("div", { class: "tools" }, stop, look, burn), said, chain,
+      h("h2", {}, "Attempts"), lanes, list, calls, stacks, flame.element, h("h2", {}, "Log"), log.element, h("h2", {}, "Events"), events, h("h2", {}, "Details"), details);
+
+    function drawButtons() {
+      for (const each of [look, burn]) each.disabled = isAsking || !live.status?.may.stacks;
+    }
 
     function draw() {
       const found = live.document("job");
@@ -164,10 +191,11 @@ export const job = {
       stop.disabled = !may.stop;
       stop.title = may.stop ? "" : `role ${live.status?.role} may not stop jobs`;
       look.hidden = info.state !== "running";
-      look.disabled = !may.stacks;
+      burn.hidden = look.hidden;
+      drawButtons();
       redraw(chain, explanation);
       redraw(lanes, timeline(info));
-      redraw(list, info.attempts.length ? attempts(info) : h("p", { class: "dim" }, "none yet"));
+      redraw(list, info.attempts.length ? attempts(info, devicesOf(live.rows("nodes"))) : h("p", { class: "dim" }, "none yet"));
       redraw(calls, info.attempts.filter((each) => each.calls).flatMap(drawCalls));
       redraw(events, h("table", {}, found.events.map((each) => h("tr", {}, h("td", { class: "mono" }, clock(each.time)), h("td", {}, each.what), h("td", {}, each.text)))));
       redraw(details, [...FIELDS, ["held, or its cost", () => heldText(live.rows("held").get(info.job_id))]].map(([name, value]) => [name, value(info)]).filter(([, value]) => value).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]).flat(),
@@ -176,7 +204,7 @@ export const job = {
     }
     draw();
     return {
-      element, close: () => log.close(), update: draw,
+      element, close: () => { log.close(); flame.close(); }, update: draw,
       tick() {
         const info = live.document("job")?.info;
         if (info?.state === "running") draw();

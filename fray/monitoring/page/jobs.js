@@ -21,11 +21,11 @@ export function heldText(held) {
 
 export const jobColumns = [
   {
-    name: "name", title: "job", width: "minmax(100px, 2fr)", value: (job) => job.name,
+    name: "name", title: "job", width: "minmax(130px, 3fr)", value: (job) => job.name,
     cell: (job, depth) => h("span", {}, "\u2003".repeat(depth), depth ? "└ " : "", jobLink(job.id, job.name)),
   },
   {
-    name: "state", title: "state", width: "minmax(76px, 130px)", value: (job) => job.state,
+    name: "state", title: "state", width: "minmax(76px, 110px)", value: (job) => job.state,
     cell: (job) => h("span", { class: job.health ? "warn" : job.state }, stateText(job)),
   },
   { name: "time", title: "time", width: "60px", value: lasted, cell: (job) => span(lasted(job)) },
@@ -34,7 +34,7 @@ export const jobColumns = [
   { name: "node", title: "machine", width: "minmax(70px, 1fr)", wide: true, value: (job) => job.nodes[0] ?? "", cell: (job) => h("span", {}, job.nodes.slice(0, 3).map((name, i) => [i ? ", " : "", nodeLink(name)]).flat(), job.nodes.length > 3 ? ` +${job.nodes.length - 3}` : "") },
   { name: "user", title: "user", width: "80px", wide: true, value: (job) => job.user, cell: (job) => job.user },
   { name: "namespace", title: "namespace", width: "90px", wide: true, value: (job) => job.namespace, cell: (job) => job.namespace },
-  { name: "held", title: "held", width: "110px", wide: true, value: (job) => (job.held ? job.held.cost ?? job.held.cpu_h : null), cell: (job) => heldText(job.held) },
+  { name: "held", title: "held", width: "80px", wide: true, value: (job) => (job.held ? job.held.cost ?? job.held.cpu_h : null), cell: (job) => heldText(job.held) },
   { name: "launched", title: "launched", width: "90px", wide: true, value: (job) => job.launched, cell: (job) => clock(job.launched) },
   { name: "text", title: "reason", width: "minmax(60px, 3fr)", value: (job) => job.text, cell: (job) => h("span", { title: job.text }, job.text) },
 ];

@@ -2,31 +2,40 @@
 
 import { ago, amount, h, jobLink, now, redraw, span, svg } from "./dom.js";
 
-// Amounts of one resource over all machines: [capacity, used, out of service and not used].
+const ZONES = 8;
+const nothing = () => ({ whole: 0, used: 0, out: 0, reserved: 0 });
+
+// Amounts of each resource over all machines, and in each zone: whole, used, out of service and not used, reserved.
 function capacities(nodes, reservations) {
   const found = new Map();
-  const add = (kind, whole, used, isOut) => {
-    const sum = found.get(kind) ?? { whole: 0, used: 0, out: 0, reserved: 0 };
-    sum.whole += whole;
-    sum.used += used;
-    if (isOut) sum.out += whole - used;
-    found.set(kind, sum);
+  const sums = (kind, node) => {
+    if (!found.has(kind)) found.set(kind, { ...nothing(), zones: new Map() });
+    const { zones } = found.get(kind);
+    const zone = node.attributes.zone ?? "";
+    if (!zones.has(zone)) zones.set(zone, nothing());
+    return [found.get(kind), zones.get(zone)];
+  };
+  const add = (node, kind, whole, used, isOut) => {
+    for (const sum of sums(kind, node)) {
+      sum.whole += whole;
+      sum.used += used;
+      if (isOut) sum.out += whole - used;
+    }
   };
   const byName = new Map(nodes.map((node) => [node.name, node]));
   for (const node of nodes) {
     const isOut = !node.alive || node.standing !== "";
-    add("cpu", node.cpu / 1000, (node.cpu - node.cpu_free) / 1000, isOut);
-    add("memory", node.memory, node.memory - node.memory_free, isOut);
+    add(node, "cpu", node.cpu / 1000, (node.cpu - node.cpu_free) / 1000, isOut);
+    add(node, "memory", node.memory, node.memory - node.memory_free, isOut);
     for (const device of node.devices) {
       const kind = device.split("-")[0];
-      add(kind, 1, device in node.granted ? 1 : 0, isOut || device in node.busy);
+      add(node, kind, 1, device in node.granted ? 1 : 0, isOut || device in node.busy);
     }
   }
   // Devices that a reservation holds and no job in it uses.
   for (const info of reservations) for (const unit of info.units) for (const device of unit.devices) {
-    const free = unit.nodes.some((name) => { const node = byName.get(name); return node && node.devices.includes(device) && !(device in node.granted); });
-    const sum = found.get(device.split("-")[0]);
-    if (free && sum) sum.reserved += 1;
+    const holder = unit.nodes.map((name) => byName.get(name)).find((node) => node && node.devices.includes(device) && !(device in node.granted));
+    if (holder) for (const sum of sums(device.split("-")[0], holder)) sum.reserved += 1;
   }
   return found;
 }
@@ -35,15 +44,23 @@ function bar(parts) {
   return h("div", { class: "bar" }, parts.map(([name, part]) => h("i", { class: name, "width%": 100 * part, title: `${name}: ${Math.round(100 * part)}%` })));
 }
 
-function capacityCard(kind, { whole, used, out, reserved }) {
-  const idle = Math.max(0, whole - used - out - reserved);
+function capacityBar({ whole, used, out, reserved }) {
   const part = (value) => (whole ? value / whole : 0);
+  return bar([["used", part(used)], ["reserved", part(reserved)], ["out", part(out)]]);
+}
+
+function capacityCard(kind, { zones, ...sum }) {
+  const { whole, used, out, reserved } = sum;
+  const idle = Math.max(0, whole - used - out - reserved);
   const text = (value) => amount(kind, value);
   return h("div", { class: "card", "data-kind": kind },
     h("h2", {}, kind), h("div", {}, `${text(used)} of ${text(whole)} used`),
-    bar([["used", part(used)], ["reserved", part(reserved)], ["out", part(out)]]),
+    capacityBar(sum),
     h("div", { class: "keys dim" }, [["used", used], ["reserved", reserved], ["out", out], ["idle", idle]].map(([name, value]) =>
-      h("span", {}, h("i", { class: `key ${name}` }), `${name === "out" ? "out of service" : name} ${text(value)}`))));
+      h("span", {}, h("i", { class: `key ${name}` }), `${name === "out" ? "out of service" : name} ${text(value)}`))),
+    zones.size > 1 ? h("table", { class: "zones" }, [...zones].sort().slice(0, ZONES).map(([zone, part]) => h("tr", {},
+      h("td", {}, zone || "no zone"), h("td", {}, `${text(part.used)} of ${text(part.whole)}`), h("td", {}, capacityBar(part))))) : null,
+    zones.size > ZONES ? h("div", { class: "dim" }, `and ${zones.size - ZONES} more zones`) : null);
 }
 
 function chart(samples) {
@@ -53,7 +70,7 @@ function chart(samples) {
   const points = (kind) => samples.map((sample) => `${(100 * (sample.at - begin)) / length},${100 - 100 * (sample.utilisation[kind] ?? 0)}`).join(" ");
   const drawn = svg("svg", { class: "chart", viewBox: "0 -2 100 104", preserveAspectRatio: "none", role: "img", "aria-label": "utilisation over time" },
     ...lines.map((kind, index) => svg("polyline", { class: `c${index}`, points: points(kind) })));
-  return h("div", { class: "card" }, h("h2", {}, `Use since ${span(now() - begin)}`), drawn,
+  return h("div", { class: "card" }, h("h2", {}, `Use, in ${span(now() - begin)}`), drawn,
     h("div", { class: "keys dim" }, lines.map((kind, index) => h("span", {}, h("i", { class: `key b${index}` }), `${kind} ${Math.round(100 * (samples[samples.length - 1].utilisation[kind] ?? 0))}%`))));
 }
 
@@ -96,7 +113,7 @@ export const overview = {
       if (!found) return;
       const rows = found.entries.slice(0, 20).map((entry) => h("tr", {},
         h("td", {}, entry.position), h("td", {}, entry.kind === "job" ? jobLink(entry.id) : entry.id), h("td", {}, entry.user),
-        h("td", { class: "wide" }, entry.band), h("td", { class: "wide" }, entry.standing), h("td", {}, entry.request), h("td", {}, span(now() - entry.since)), h("td", { class: "wide" }, entry.reason)));
+        h("td", { class: "wide word" }, entry.band), h("td", { class: "wide word" }, entry.standing), h("td", {}, entry.request), h("td", {}, span(now() - entry.since)), h("td", { class: "wide" }, entry.reason)));
       redraw(queue, found.total ? h("table", {},
         h("tr", {}, h("th", {}, "#"), h("th", {}, "job"), h("th", {}, "user"), h("th", { class: "wide" }, "band"), h("th", { class: "wide" }, "quota"), h("th", {}, "request"), h("th", {}, "waits"), h("th", { class: "wide" }, "reason")), rows) : h("p", { class: "dim" }, "nothing waits"),
       found.total > rows.length ? h("p", { class: "dim" }, `and ${found.total - rows.length} more`) : null);
