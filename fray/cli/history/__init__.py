@@ -3,6 +3,6 @@
 events      ``fray events``: of one job, or of jobs and machines by user, machine and time
 gone        ``fray nodes --all``, and ``fray node show`` of a machine that is gone
 sums        ``fray history`` and ``fray cost``
-sql         ``fray sql``, over the tables of ``sql_tables``
+sql         ``fray sql``, over the tables of ``sql_tables``; ``parquet``: its answers as files
 options     their options; it imports only argparse
 """

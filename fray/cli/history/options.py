@@ -56,10 +56,12 @@ def add_sql(verbs: Verbs) -> None:
         "query jobs, attempts, nodes, events and usage in SQL, only reading",
         "  fray sql --tables\n"
         "  fray sql \"select user, sum(chip_hours) from usage where day >= date('now', '-7 days') group by user\"\n"
-        "  fray sql 'select node, count(*) from attempts where cause = \"machine_lost\" group by node' --json",
+        "  fray sql 'select node, count(*) from attempts where cause = \"machine_lost\" group by node' --json\n"
+        "  fray sql 'select * from attempts' --since 90d --output s3://bucket/attempts.parquet",
     )
     parser.add_argument("query", nargs="?", metavar="QUERY", help="one SELECT, as SQLite understands it")
     parser.add_argument("--tables", action="store_true", help="show the tables and their columns")
     parser.add_argument("--since", default="30d", metavar="SPAN", help="rows of the last 12h, 7d (default: 30d)")
-    parser.add_argument("--limit", type=int, default=1_000, metavar="N", help="rows (default: 1000; 0: all)")
+    parser.add_argument("--limit", type=int, metavar="N", help="rows (default: 1000, with --output all; 0: all)")
+    parser.add_argument("--output", metavar="URL", help="write Parquet to a file, or s3://…, gs://… (fsspec)")
     parser.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds of the query (default: 30)")

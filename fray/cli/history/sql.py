@@ -18,10 +18,14 @@ from attrs import frozen
 
 from fray.api.cluster import Cluster
 from fray.cli.formatting import span_of, table
+from fray.cli.history.parquet import check_output, write_parquet
 from fray.cli.history.sql_tables import COLUMNS, READERS, Rows
 from fray.cli.output import note, say, say_json, width
 from fray.errors import DeadlineExceeded, InvalidRequest
+from fray.model.text import plural
 
+ROWS_SHOWN = 1_000
+"""Rows that are shown without ``--limit``; a file has all."""
 STEPS = 10_000
 """Instructions of SQLite between two looks at the clock."""
 VALUE_LIMIT_BYTES = 10_000_000
@@ -141,8 +145,10 @@ async def sql(cluster: Cluster, options: argparse.Namespace) -> int:
         return 0
     if not options.query:
         raise InvalidRequest('no query given: write fray sql "SELECT …"; see `fray sql --tables`')
-    if options.limit < 0 or not options.timeout > 0:
+    if (options.limit or 0) < 0 or not options.timeout > 0:
         raise InvalidRequest("--limit must be 0 (all) or more, and --timeout more than 0")
+    if options.output:
+        check_output(options.output)
     since_s = span_of(options.since, "--since")
     assert since_s is not None
     database = QueryDatabase()
@@ -151,16 +157,18 @@ async def sql(cluster: Cluster, options: argparse.Namespace) -> int:
     for name in database.tables_of(options.query):
         database.fill(name, await READERS[name](cluster, since))
     # In a thread: Ctrl-C ends this process, and its query with it.
-    answer = await trio.to_thread.run_sync(
-        database.run, options.query, options.limit, options.timeout, abandon_on_cancel=True
-    )
-    if options.json:
+    limit = options.limit if options.limit is not None else 0 if options.output else ROWS_SHOWN
+    answer = await trio.to_thread.run_sync(database.run, options.query, limit, options.timeout, abandon_on_cancel=True)
+    if options.output:
+        await write_parquet(options.output, answer.columns, answer.rows)
+        say([f"{plural(len(answer.rows), 'row')} written to {options.output}"])
+    elif options.json:
         say_json([dict(zip(answer.columns, map(_json_value, row), strict=True)) for row in answer.rows])
     else:
         rows = [[_text(value) for value in row] for row in answer.rows]
         say(table(answer.columns, rows, width()))
     if answer.is_cut:
-        note(f"only the first {options.limit} rows are shown; --limit 0 shows all")
+        note(f"only the first {limit} rows are {'written' if options.output else 'shown'}; --limit 0 has all")
     return 0
 
 
