@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fray import __version__
 from fray.cli.history.options import add_cost, add_events, add_history, add_sql
+from fray.cli.live.options import add_top
 from fray.cli.parsing import Parser, Verbs, add_common, add_watch, one_job, verb, verb_group
 from fray.cli.rl.options import add_rl
 from fray.cli.run_options import add_run, add_what_if
@@ -55,7 +56,20 @@ def parser_of() -> Parser:
     about_shares = (_queue, _usage, add_history, add_cost, add_sql)
     about_machines = (_nodes, _node, _machine_groups, _scale, _cordon, _uncordon, _drain, _reservations, _reservation)
     about_people = (_login, _logout, _user, _key, _namespace, _audit)
-    about_cluster = (_up, _down, _status, _token, _ca, _actors, _doctor, _backup, _metrics, _dashboard, _completion)
+    about_cluster = (
+        _up,
+        _down,
+        _status,
+        add_top,
+        _token,
+        _ca,
+        _actors,
+        _doctor,
+        _backup,
+        _metrics,
+        _dashboard,
+        _completion,
+    )
     for add in (*about_jobs, *about_shares, *about_machines, add_rl, add_tinker, *about_cluster, *about_people):
         add(verbs)
     return parser

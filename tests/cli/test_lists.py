@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from fray.cli import output
 from fray.cli.formatting import LEAST, NAMES, table
 from fray.cli.history.gone import described_gone, gone_table
 from fray.cli.history.sums import cost_table, sum_table
 from fray.cli.jobs import job_table, tree
+from fray.cli.live.terminal import keys_of
+from fray.cli.live.top import ClusterSnapshot, TopView, lines_of, running_jobs
 from fray.cli.logs import print_log_line
 from fray.cli.machines import group_table, machine_table
 from fray.cli.nodes import actor_table, node_table
@@ -28,7 +31,7 @@ from fray.model.log_records import LogLine
 from fray.model.messages.client import NodeInfo
 from fray.model.messages.history import AttemptRecord, NodeRecord
 from fray.model.messages.machine_groups import GroupInfo, MachineInfo
-from fray.model.messages.usage import QueueEntry, QueueInfo
+from fray.model.messages.usage import QueueEntry, QueueInfo, UsageInfo
 from fray.model.monitoring.accounting import Hours, UsageSum, cost
 from fray.model.specs import AttemptInfo, JobInfo, JobState
 
@@ -128,6 +131,36 @@ MACHINES = [
 ]
 
 
+TOP = ClusterSnapshot(
+    at=NOW,
+    usage=UsageInfo(
+        now=NOW,
+        half_life_s=3600.0,
+        capacity={"cpu": 192.0, "memory": 768.0 * 1024**3, "gpu": 16.0},
+        used={"cpu": 181.5, "memory": 732.0 * 1024**3, "gpu": 16.0},
+        users=(),
+        namespaces=(),
+    ),
+    nodes=tuple(NODES),
+    waiting=1,
+    jobs=tuple(
+        running_jobs(
+            [
+                evolve(
+                    info,
+                    user="ada.lovelace@example.com",
+                    attempts=(evolve(info.attempts[0], cpu_s=cpu_s, memory_bytes=gib * 1024**3),),
+                )
+                for info, cpu_s, gib in zip(JOBS[:2], (800.0, 31_500.0), (200, 40), strict=True)
+            ],
+            [evolve(NODES[0], granted={"gpu0": f"{JOBS[0].job_id}:0:0", "gpu1": f"{JOBS[0].job_id}:0:0"})],
+            NOW,
+            None,
+        )
+    ),
+)
+
+
 def shown(width: int) -> Iterator[tuple[str, Sequence[str]]]:
     """Each list with its command."""
     yield "fray jobs", job_table([(0, info) for info in JOBS], True, NOW, width)
@@ -135,6 +168,7 @@ def shown(width: int) -> Iterator[tuple[str, Sequence[str]]]:
     yield "fray nodes", node_table(NODES, width)
     yield "fray actors", actor_table(ACTORS, True, width)
     yield "fray queue", queue_table(QUEUE, width)
+    yield "fray top", lines_of(TOP, TopView(), NOW, width, 9)
     yield "fray machines", [*group_table(GROUPS, width), "", *machine_table(MACHINES, width)]
 
 
@@ -156,6 +190,7 @@ def test_what_is_copied_is_shown_whole_and_lines_fit(width: int) -> None:
         assert all(len(line) <= width for line in lines), command
     assert all(any(info.job_id in line for line in lists["fray jobs"]) for info in JOBS)
     assert all(any(node.name in line for line in lists["fray nodes"]) for node in NODES)
+    assert all(any(job.info.job_id in line for line in lists["fray top"]) for job in TOP.jobs)
     assert all(any(info.actor_id in line for line in lists["fray actors"]) for info in ACTORS)
     assert any("sweep-m2n3p4q5r6s7 " in line for line in lists["fray queue"])
     assert any("fray-2c9a-v5e-spot-0017 " in line for line in lists["fray machines"])
@@ -332,3 +367,62 @@ def test_a_screen_is_shown_at_once_with_its_notes_below(monkeypatch: pytest.Monk
             assert stream.getvalue() == "", "it is not shown in pieces"
             assert sys.stdout.isatty() == stream.isatty()
         assert stream.getvalue() == f"{clear}one\ntwo\nfray: only the newest 2 are shown\n"
+
+
+# The whole screen ----------------------------------------------------------------------------------------------------
+
+
+def ids_of(lines: Sequence[str]) -> list[str]:
+    """Ids of the jobs on a screen of `fray top`."""
+    return [line.split()[0] for line in lines if line.startswith("prod/")]
+
+
+def test_keys_sort_filter_and_scroll_the_jobs() -> None:
+    trainer, rollouts = (job.info.job_id for job in TOP.jobs)
+    view = TopView()
+
+    def after(*keys: str) -> list[str]:
+        assert all(map(view.press, keys))
+        return ids_of(lines_of(TOP, view, NOW, 80, 24))
+
+    assert after() == [rollouts, trainer], "by CPUs"
+    assert after("s") == [trainer, rollouts], "by memory"
+    assert after("r") == [rollouts, trainer]
+    assert after("r", "/", *"rollq") == []
+    assert after("backspace") == [rollouts], "q is typed, and ends nothing"
+    assert after("escape") == [trainer, rollouts]
+    assert after("m") == []
+    assert any(line.startswith("gpu-8.lab.example") for line in lines_of(TOP, view, NOW, 80, 24))
+    assert not view.press("q")
+
+
+def test_a_screen_is_filled_exactly_and_scrolls_to_what_does_not_fit() -> None:
+    trainer, rollouts = (job.info.job_id for job in TOP.jobs)
+    view = TopView()
+    for height in (7, 8, 9, 30):
+        lines = lines_of(TOP, view, NOW, 60, height)
+        assert len(lines) == height
+        assert all(len(line) <= 60 for line in lines)
+    assert ids_of(lines_of(TOP, view, NOW, 60, 8)) == [rollouts]
+    view.press("down")
+    assert ids_of(lines_of(TOP, view, NOW, 60, 8)) == [trainer]
+    view.press("page down")
+    assert ids_of(lines_of(TOP, view, NOW, 60, 8)) == [trainer], "not beyond the end"
+    view.press("page up")
+    assert ids_of(lines_of(TOP, view, NOW, 60, 8)) == [rollouts]
+
+
+def test_cpus_in_use_are_those_since_the_last_looks() -> None:
+    info = evolve(JOBS[0], attempts=(evolve(JOBS[0].attempts[0], cpu_s=120.0),))
+    (now,) = running_jobs([info], NODES, NOW, (NOW - 10.0, {info.job_id: 100.0}))
+    assert now.cpus == 2.0
+    (restarted,) = running_jobs([info], NODES, NOW, (NOW - 10.0, {info.job_id: 5000.0}))
+    assert restarted.cpus == 120.0 / restarted.runs_s
+
+
+def test_keys_of_terminals_are_known_and_others_do_nothing() -> None:
+    assert keys_of(b"\x1b[A") == ["up"]
+    assert keys_of(b"\x1b[6~") == ["page down"]
+    assert keys_of(b"\x1b[1;5C") == []
+    assert keys_of("aé\r".encode()) == ["a", "é", "enter"]
+    assert keys_of(b"") == []

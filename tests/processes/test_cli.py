@@ -11,6 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import termios
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -471,6 +472,56 @@ def test_a_list_is_watched_on_a_terminal_until_ctrl_c(run: Fray) -> None:
     finally:
         process.kill()
         process.wait()
+        os.close(terminal)
+
+
+def test_top_is_shown_once_without_a_terminal(run: Fray, jobs: dict[str, str]) -> None:
+    said = run("top", "--sort", "id")
+    assert said.code == 0
+    assert "machines: 1 alive" in said.out
+    assert re.search(rf"^{jobs['lab/parent']} .* alpha ", said.out, re.MULTILINE)
+    found = run("top", "--json").json
+    assert jobs["lab/parent"] in [job["job_id"] for job in found["jobs"]]
+    assert found["usage"]["capacity"]["cpu"] > 0
+
+
+@pytest.mark.parametrize(("end", "code"), [("q", 0), ("\x03", 130), (signal.SIGTERM, 128 + signal.SIGTERM)])
+def test_top_takes_the_terminal_and_restores_it(
+    run: Fray, jobs: dict[str, str], end: str | signal.Signals, code: int
+) -> None:
+    terminal, inside = pty.openpty()
+    modes = termios.tcgetattr(inside)
+    environ = {**os.environ, "COLUMNS": "100", "LINES": "30", "TERM": "xterm", "NO_COLOR": "1"}
+    # In a session of its own with this terminal, whose Ctrl-C is then its signal.
+    command = ["setsid", "--ctty", "--wait", sys.executable, "-m", "fray.cli", "top"]
+    process = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside, env=environ)
+    shown = b""
+
+    def read_until(text: str) -> None:
+        nonlocal shown
+        while text.encode() not in shown:
+            there, _, _ = select.select([terminal], [], [], 60)
+            assert there, shown
+            shown += os.read(terminal, 4096)
+
+    try:
+        read_until(jobs["lab/parent"])
+        assert b"\x1b[?1049h" in shown
+        os.write(terminal, b"/no-such-job\r")
+        read_until("0 shown by cpu, with 'no-such-job'")
+        if isinstance(end, str):
+            os.write(terminal, end.encode())
+        else:
+            (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            os.kill(int(child), end)
+        read_until("\x1b[?1049l")
+        assert process.wait(timeout=30) == code
+        assert termios.tcgetattr(inside) == modes
+        assert b"Traceback" not in shown
+    finally:
+        process.kill()
+        process.wait()
+        os.close(inside)
         os.close(terminal)
 
 
