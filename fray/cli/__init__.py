@@ -11,6 +11,6 @@ nodes, drain, machines  verbs: machines, taking them out of service, machine gro
 history                 verbs: events, machines that are gone, hours and cost of the past, SQL
 administration          verbs: a cluster of this machine, checks of it and its way to a cluster, backups, people, the
                         dashboard, numbers for Prometheus, completion of shells
-live                    verbs that hold the terminal: fray top
+live                    verbs that hold the terminal: fray top, fray exec
 reservations            verbs: list, show, renew and release reservations
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fray import __version__
 from fray.cli.history.options import add_cost, add_events, add_history, add_sql
-from fray.cli.live.options import add_top
+from fray.cli.live.options import add_exec, add_top
 from fray.cli.parsing import Parser, Verbs, add_common, add_watch, one_job, verb, verb_group
 from fray.cli.rl.options import add_rl
 from fray.cli.run_options import add_run, add_what_if
@@ -51,6 +51,7 @@ def parser_of() -> Parser:
         _wait,
         _stop,
         _stacks,
+        add_exec,
         _forward,
     )
     about_shares = (_queue, _usage, add_history, add_cost, add_sql)

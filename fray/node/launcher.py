@@ -8,12 +8,14 @@ from typing import Any, TypeAlias
 
 import trio
 
-from fray.errors import ChannelClosed
+from fray.errors import ChannelClosed, Refused
 from fray.model.log_records import LogChunk
+from fray.model.messages.tunnels import RunCommand
 from fray.model.monitoring.progress_protocol import AttemptReport
 from fray.model.specs import AttemptSpec, EndReason, ObservedAttempt, Outcome
 from fray.net.part_transfers import RequestController
 from fray.net.transport import Bytes
+from fray.net.tunnels.byte_stream import HalfCloseableStream
 from fray.node.logs.store import AttemptLogs
 
 OnObserved: TypeAlias = Callable[[ObservedAttempt, bytes | None], None]
@@ -39,7 +41,7 @@ async def _not_a_member(message: object, blobs: Sequence[Bytes] = (), /) -> Any:
 class Launcher(ABC):
     """Starts, stops and observes attempts.
 
-    Only `run` and `capture` and `details` may wait; everything that happens is reported through the callbacks.
+    Only `run`, `capture`, `start_command` and `details` may wait; all that happens is reported through the callbacks.
 
     Invariants: an attempt is reported as any number of STARTING, RUNNING, STOPPING and then exactly once as ENDED with
     an outcome, after its last log line was reported and once none of its processes is alive.
@@ -123,3 +125,11 @@ class Launcher(ABC):
     async def capture(self, attempt_id: str) -> str:
         """Return the stacks of all threads of an attempt as text, or why there are none. The caller sets the limit."""
         return "[fray] this node cannot capture the stacks of its attempts"
+
+    async def start_command(self, attempt_id: str, command: RunCommand) -> HalfCloseableStream:
+        """Start a command in the environment of an attempt; return the stream of its frames.
+
+        Raises:
+            Refused: not possible here, or not now.
+        """
+        raise Refused("this node cannot run commands in the environment of its attempts")

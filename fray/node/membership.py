@@ -99,7 +99,7 @@ class ClusterMembership:
         self._moving = trio.lowlevel.ParkingLot()
         self.advertise = config.advertise
         """Host or IP address under which other machines reach this one now."""
-        self.tunnels = PortTunnels(lambda: self.wanted, lambda: self.advertise)
+        self.tunnels = PortTunnels(lambda: self.wanted, lambda: self.advertise, launcher.start_command)
 
     def adopt(self, handover: NodeHandover) -> None:
         """Continue the membership of the program that ran in this process before; before it is dialed."""

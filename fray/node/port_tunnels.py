@@ -1,4 +1,4 @@
-"""Tunnels from the controller to ports of jobs on this machine.
+"""Tunnels from the controller to ports of jobs on this machine, and to commands that run in their environment.
 
 They end with their attempt, and with the channel that carries them. What an attempt that has succeeded has sent last is
 still delivered.
@@ -12,7 +12,7 @@ import trio
 
 from fray.errors import ChannelFull, ConnectionFailed, FrayError, Refused
 from fray.model.ids import AttemptId
-from fray.model.messages.tunnels import OpenTunnel
+from fray.model.messages.tunnels import OpenTunnel, RunCommand
 from fray.model.specs import DesiredAttempt
 from fray.net.channel.public import Channel
 from fray.net.codec import Bytes
@@ -23,6 +23,7 @@ CONNECT_S = 5.0
 LINGER_S = 1.0
 """Seconds that the tunnels of an attempt that has succeeded have to deliver what it sent before its end."""
 OpenPort = Callable[[str, int], Awaitable[HalfCloseableStream]]
+StartCommand = Callable[[AttemptId, RunCommand], Awaitable[HalfCloseableStream]]
 
 
 async def open_port(host: str, port: int) -> HalfCloseableStream:
@@ -47,6 +48,7 @@ class PortTunnels:
     Args:
         desired_attempts: returns the desired attempts of this node.
         host: returns the name of this machine for others.
+        start_command: starts a command in the environment of an attempt; raises FrayError.
         connect: opens connections; default: `open_port`.
     """
 
@@ -54,9 +56,11 @@ class PortTunnels:
         self,
         desired_attempts: Callable[[], Mapping[AttemptId, DesiredAttempt]],
         host: Callable[[], str],
+        start_command: StartCommand,
         connect: OpenPort | None = None,
     ) -> None:
         self._desired, self._host, self._connect = desired_attempts, host, connect or open_port
+        self._start_command = start_command
         self._multiplexer: TunnelMultiplexer | None = None
         self._nursery: trio.Nursery | None = None
         self.open: dict[AttemptId, dict[ByteStreamTunnel, None]] = {}
@@ -102,7 +106,7 @@ class PortTunnels:
     def _on_open(self, flow: TunnelFlow, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> ByteStreamTunnel:
         desired = self._desired().get(message.to)
         # So a request reaches only ports that were assigned to this attempt, and no other service of the machine.
-        if desired is None or message.port not in desired.ports:
+        if desired is None or (message.command is None and message.port not in desired.ports):
             raise Refused(f"{message.to} has no port {message.port!r} on this machine")
         if self._nursery is None:
             raise ChannelFull("this node is starting or shutting down; retry later")
@@ -110,14 +114,17 @@ class PortTunnels:
         tunnel.begin(flow)
         self.open.setdefault(message.to, {})[tunnel] = None
         # The handler of a channel must not wait, so the connection is made in a task.
-        self._nursery.start_soon(self._serve_tunnel, message, desired.ports[message.port], tunnel)
+        self._nursery.start_soon(self._serve_tunnel, message, desired.ports.get(message.port, 0), tunnel)
         return tunnel
 
     async def _serve_tunnel(self, message: OpenTunnel, port: int, tunnel: ByteStreamTunnel) -> None:
         try:
             # Servers bind their port some time after the start of their job, so a refusal here is expected; clients try
             # again.
-            stream = await self._connect_to_port(message, port)
+            if message.command is not None:
+                stream = await self._start_command(message.to, message.command)
+            else:
+                stream = await self._connect_to_port(message, port)
             # The client may have reset it while the connection was made.
             if tunnel.error is None:
                 tunnel.accept()

@@ -38,7 +38,7 @@ def test_every_request_of_the_protocol_has_a_row() -> None:
     of_nodes_and_hosts = {cls for cls in said if cls.__module__.endswith(("messages.node", "messages.calls"))}
     rows = set(ACCESS)
     assert said - of_others - (of_nodes_and_hosts - {node.ReadLog}) <= rows
-    assert set(HANDLERS) | {bundles.FetchBundle, tunnels.OpenTunnel} == rows
+    assert set(HANDLERS) | {bundles.FetchBundle, tunnels.OpenTunnel, tunnels.RunCommand} == rows
 
 
 def test_every_row_that_says_own_is_narrowed_filtered_or_about_the_sender() -> None:
@@ -55,7 +55,14 @@ def test_the_page_about_security_has_the_table() -> None:
 
 def test_strangers_may_do_nothing_and_viewers_run_nothing() -> None:
     assert all(row[AccessRole.NONE] is Access.NO for row in ACCESS.values())
-    runs_code = {client.Launch, client.Register, client.Watch, tunnels.OpenTunnel, client.CreateJoinToken}
+    runs_code = {
+        client.Launch,
+        client.Register,
+        client.Watch,
+        tunnels.OpenTunnel,
+        tunnels.RunCommand,
+        client.CreateJoinToken,
+    }
     runs_code |= {client.GetStacks, client.ProvideSecrets, client.SaveCheckpoint, bundles.OfferBundle}
     assert all(ACCESS[request][AccessRole.VIEWER] is Access.NO for request in runs_code)
 
@@ -140,6 +147,7 @@ SAMPLES: dict[type, Callable[[Side], Any]] = {
     people.ListNamespaces: lambda side: people.ListNamespaces(),
     people.ReadAudit: lambda side: people.ReadAudit(),
     tunnels.OpenTunnel: lambda side: tunnels.OpenTunnel(to=side.running, port="http"),
+    tunnels.RunCommand: lambda side: tunnels.RunCommand(job=side.running, member=1, argv=("true",)),
 }
 ATTACHED: dict[type, bytes] = {bundles.PutChunk: b"chunk"}
 
@@ -207,6 +215,8 @@ class World:
         else:
             peer = await self._client(role)
         try:
+            if isinstance(message, tunnels.RunCommand):
+                return await _open_tunnel(peer, tunnels.OpenTunnel(to=message.job, command=message))
             if isinstance(message, tunnels.OpenTunnel):
                 return await _open_tunnel(peer, message)
             blobs = [ATTACHED[type(message)]] if type(message) in ATTACHED else []

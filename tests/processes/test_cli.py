@@ -493,7 +493,7 @@ def test_top_takes_the_terminal_and_restores_it(
     modes = termios.tcgetattr(inside)
     environ = {**os.environ, "COLUMNS": "100", "LINES": "30", "TERM": "xterm", "NO_COLOR": "1"}
     # In a session of its own with this terminal, whose Ctrl-C is then its signal.
-    command = ["setsid", "--ctty", "--wait", sys.executable, "-m", "fray.cli", "top"]
+    command = ["setsid", "--ctty", sys.executable, "-m", "fray.cli", "top"]
     process = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside, env=environ)
     shown = b""
 
@@ -512,8 +512,7 @@ def test_top_takes_the_terminal_and_restores_it(
         if isinstance(end, str):
             os.write(terminal, end.encode())
         else:
-            (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            os.kill(int(child), end)
+            process.send_signal(end)
         read_until("\x1b[?1049l")
         assert process.wait(timeout=30) == code
         assert termios.tcgetattr(inside) == modes

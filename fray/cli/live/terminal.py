@@ -39,7 +39,7 @@ def full_screen() -> Iterator[None]:
     keyboard = sys.stdin.fileno()
     before = termios.tcgetattr(keyboard)
     try:
-        tty.setcbreak(keyboard)  # Ctrl-C remains a signal
+        tty.setcbreak(keyboard, termios.TCSADRAIN)  # Ctrl-C remains a signal
         modes = termios.tcgetattr(keyboard)
         # Ctrl-Z would leave the shell with this screen and these modes.
         modes[6][termios.VSUSP] = b"\0"
@@ -51,6 +51,18 @@ def full_screen() -> Iterator[None]:
         termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
         sys.stdout.write(LEAVE_SCREEN)
         sys.stdout.flush()
+
+
+@contextmanager
+def raw_keyboard() -> Iterator[None]:
+    """Read each key as it is, also Ctrl-C, and let what is printed pass unchanged; restore the terminal afterwards."""
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+    try:
+        tty.setraw(keyboard, termios.TCSADRAIN)  # what was typed already is kept
+        yield
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
 async def read_keys() -> list[str]:

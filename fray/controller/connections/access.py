@@ -24,7 +24,7 @@ from fray.model.job_groups import JobGroupInfo
 from fray.model.messages import bundles, client, history, people, usage
 from fray.model.messages.maintenance import WhatIf
 from fray.model.messages.node import ReadLog
-from fray.model.messages.tunnels import OpenTunnel
+from fray.model.messages.tunnels import OpenTunnel, RunCommand
 from fray.model.policy.policy import DEFAULT_TENANT, EVERYONE
 from fray.model.reservations import ReservationId
 from fray.model.specs import JobSpec
@@ -411,6 +411,15 @@ def _tunnel(scope: AccessScope, message: OpenTunnel) -> OpenTunnel:
     return message
 
 
+def _command(scope: AccessScope, message: RunCommand) -> RunCommand:
+    scope.check_job(message.job)
+    # A person who shares a namespace may see and stop the jobs of others there, but not act as them.
+    job = scope._state.jobs.get(message.job)
+    if job is None or job.spec.user != scope.user:
+        raise scope._refusal(f"job {message.job!r}")
+    return message
+
+
 def _keys(scope: AccessScope, message: people.ListKeys) -> people.ListKeys:
     return evolve(message, user=scope.user)
 
@@ -448,6 +457,7 @@ NARROWED: dict[type, Callable[[AccessScope, Any], Any]] = {
     bundles.FetchValue: _value,
     bundles.FetchChunk: _chunk,
     OpenTunnel: _tunnel,
+    RunCommand: _command,
     people.ListKeys: _keys,
     people.RevokeKeys: _revoke,
     people.ShareNamespace: _share,

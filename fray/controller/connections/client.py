@@ -18,7 +18,12 @@ from fray.controller.connections.client_logs import ClientLogs, LogFeed
 from fray.controller.connections.client_updates import ClientUpdates
 from fray.controller.connections.hide_others import hide_others
 from fray.controller.connections.hub import ConnectionHub
-from fray.controller.connections.relay import of_previous_release, open_port_relay, open_relay
+from fray.controller.connections.relay import (
+    of_previous_release,
+    open_command_relay,
+    open_port_relay,
+    open_relay,
+)
 from fray.controller.connections.session_errors import internal_error, session_ended
 from fray.controller.connections.subscriptions import SubscriptionIndex
 from fray.controller.connections.validation import heartbeat_s, is_goodbye
@@ -179,11 +184,16 @@ class ClientConnection:
     def _open_tunnel(self, flow: TunnelFlow, message: OpenTunnel, greeting: Bytes, window_bytes: int) -> TunnelEndpoint:
         state = self.context.state
         message = of_previous_release(message)
+        asked = message if message.command is None else message.command
         try:
-            admit(self, message)
+            admit(self, asked)
         except FrayError as error:
-            self.audit.record(message, error)
+            self.audit.record(asked, error)
             raise
+        if message.command is not None:
+            self.audit.record(message.command)
+            nodes, command = self.hub.node_tunnels, message.command
+            return open_command_relay(state, nodes, self.session, flow, command, greeting, window_bytes)
         if message.port:
             self.audit.record(message)
             return open_port_relay(state, self.hub.node_tunnels, self.session, flow, message, greeting, window_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable
 
 from fray.controller.context import ControllerContext
@@ -11,10 +12,12 @@ from fray.model.ids import Namespace, SessionId
 from fray.model.messages import client as messages
 from fray.model.messages import machine_groups, maintenance, people
 from fray.model.messages.people import AuditRecord
-from fray.model.messages.tunnels import OpenTunnel
+from fray.model.messages.tunnels import OpenTunnel, RunCommand
 from fray.net.channel.public import Channel
 
 TARGETS_SHOWN = 5
+COMMAND_SHOWN = 200
+"""Characters of a command that are recorded."""
 PENDING_LIMIT = 10_000
 """Requests of one client whose outcome is not known yet."""
 
@@ -82,6 +85,12 @@ def _list(texts: Iterable[str]) -> str:
     return ", ".join(found[:TARGETS_SHOWN]) + more
 
 
+def _command(message: RunCommand) -> str:
+    command = shlex.join(message.argv)
+    shown = command if len(command) <= COMMAND_SHOWN else f"{command[:COMMAND_SHOWN]} …"
+    return f"{message.job} member {message.member}: {shown}"
+
+
 def _launch(message: messages.Launch) -> str:
     whose = f" for {message.on_behalf_of}" if message.on_behalf_of else ""
     return _list(spec.job_id for spec in message.jobs) + whose
@@ -109,6 +118,7 @@ _TARGETS: dict[type, Callable[..., str]] = {
     ),
     maintenance.UncordonNodes: lambda message: _list(message.nodes),
     OpenTunnel: lambda message: f"{message.to} port {message.port!r}" if message.port else message.to,
+    RunCommand: _command,
     people.AddUser: lambda message: f"{message.user} as {message.role}",
     people.RemoveUser: lambda message: message.user,
     people.RevokeKeys: lambda message: _list([*message.keys, *([f"user={message.user}"] if message.user else [])]),

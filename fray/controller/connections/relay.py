@@ -12,10 +12,19 @@ from collections.abc import Callable
 
 from attrs import evolve
 
-from fray.errors import ActorDied, ConnectionFailed, FrayError, ProtocolMismatch, Refused, Unauthorized, Unreachable
-from fray.model.ids import SessionId
+from fray.errors import (
+    ActorDied,
+    ConnectionFailed,
+    FrayError,
+    InvalidRequest,
+    ProtocolMismatch,
+    Refused,
+    Unauthorized,
+    Unreachable,
+)
+from fray.model.ids import JobId, SessionId
 from fray.model.messages.client import Role
-from fray.model.messages.tunnels import OpenTunnel
+from fray.model.messages.tunnels import ARGV_LIMIT_BYTES, OpenTunnel, RunCommand
 from fray.net.transport import Bytes
 from fray.net.tunnels.multiplexer import (
     WINDOW_BYTES,
@@ -165,27 +174,61 @@ def open_port_relay(
         FrayError: see `OpenTunnel`.
     """
     # By the job and its member, not by an attempt: a forward continues to work after a retry.
-    attempt = _find_member(state, by, message)
+    attempt = _find_member(state, by, message.to, message.member)
     if message.port not in attempt.ports:
         ports = ", ".join(attempt.ports) or "none"
         raise Refused(f"job {message.to} has no port {message.port!r}; its ports: {ports}")
+    return _splice_to_node(find_tunnels, attempt, flow, evolve(message, by=by), greeting, window)
+
+
+def open_command_relay(
+    state: State,
+    find_tunnels: FindTunnels,
+    by: SessionId,
+    flow: TunnelFlow,
+    command: RunCommand,
+    greeting: Bytes,
+    window: int,
+) -> RelayEndpoint:
+    """Open a tunnel from session ``by`` to a command that the node of a job's living member runs.
+
+    Raises:
+        FrayError: see `OpenTunnel`.
+    """
+    if not command.argv or not command.argv[0]:
+        raise InvalidRequest("no command given")
+    if sum(len(word.encode()) for word in command.argv) > ARGV_LIMIT_BYTES:
+        raise InvalidRequest(f"the command is longer than {ARGV_LIMIT_BYTES} bytes; write a script to a file")
+    attempt = _find_member(state, by, command.job, command.member)
+    message = OpenTunnel(to=attempt.attempt_id, by=by, command=command)
+    return _splice_to_node(find_tunnels, attempt, flow, message, greeting, window)
+
+
+def _splice_to_node(
+    find_tunnels: FindTunnels,
+    attempt: AttemptRow,
+    flow: TunnelFlow,
+    message: OpenTunnel,
+    greeting: Bytes,
+    window: int,
+) -> RelayEndpoint:
     target = find_tunnels(attempt.node)
     if target is None or not target.channel.connected:
         raise Unreachable(
             f"node {attempt.node}, where {attempt.attempt_id} runs, has no connection to the controller now"
         )
-    return splice(flow, target, evolve(message, to=attempt.attempt_id, by=by), greeting, window)
+    return splice(flow, target, evolve(message, to=attempt.attempt_id), greeting, window)
 
 
-def _find_member(state: State, by: SessionId, message: OpenTunnel) -> AttemptRow:
+def _find_member(state: State, by: SessionId, job_id: JobId, member: int) -> AttemptRow:
     """Return the living member that was asked for. Drivers and tools may ask for any job, jobs only for those of their
     namespace."""
-    info = job_info(state, message.to)
-    session, job = state.sessions.get(by), state.jobs[message.to]
+    info = job_info(state, job_id)
+    session, job = state.sessions.get(by), state.jobs[job_id]
     # Holders of the cluster's token may do anything; user code reaches ports of its own namespace only.
     if session is None or (session.role is Role.JOB and session.namespace != job.spec.namespace):
-        raise Unauthorized(f"job {message.to} is in another namespace")
+        raise Unauthorized(f"job {job_id} is in another namespace")
     for attempt in state.living_members(job):
-        if attempt.member == message.member:
+        if attempt.member == member:
             return attempt
-    raise Refused(f"job {message.to} is {info.state.value}: it has no living member {message.member}")
+    raise Refused(f"job {job_id} is {info.state.value}: it has no living member {member}")

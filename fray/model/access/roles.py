@@ -70,6 +70,8 @@ _ROWS: dict[str, tuple[type, ...]] = {
         *(client.SaveCheckpoint, client.FetchCheckpoint, client.ReportWait),
         *(tunnels.OpenTunnel, people.GetLaunchUsers),
     ),
+    # Of one's own jobs alone, also for operators: a command may do all that the job may.
+    "-ooy---": (tunnels.RunCommand, people.ShareNamespace),
     "-oyyo--": (client.Terminate, client.GetStacks, client.RenewReservation, client.ReleaseReservation),
     "yoyyo--": (
         *(client.WatchJobs, client.FindJob, client.ListJobs, client.ListGroups, client.Explain, client.GetEvents),
@@ -91,7 +93,6 @@ _ROWS: dict[str, tuple[type, ...]] = {
     ),
     "---y---": (client.FetchBlob, client.CreateJoinToken, people.AddUser, people.RemoveUser),
     "oooy---": (people.ListKeys, people.RevokeKeys),
-    "-ooy---": (people.ShareNamespace,),
     "yoyy---": (people.ListNamespaces,),
 }
 ACCESS: dict[type, dict[AccessRole, Access]] = {

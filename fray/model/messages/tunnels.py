@@ -6,18 +6,43 @@ Everything else in a tunnel is opaque to its relays.
 from __future__ import annotations
 
 from fray.model.frozen import frozen
+from fray.model.ids import JobId
+
+ARGV_LIMIT_BYTES = 64 * 1024
+
+
+@frozen(kw_only=True)
+class RunCommand:
+    """Command to run in the environment of a living member of a job: its machine, account, control group, namespaces,
+    directory and variables. It ends with the attempt and with the tunnel that carries its frames
+    (`fray.model.command_frames`).
+
+    Sent within `OpenTunnel`; a class of its own, so that it has its own row among the roles.
+    """
+
+    job: JobId
+    member: int = 0
+    """Rank of the member."""
+    argv: tuple[str, ...]
+    terminal: bool = False
+    """Run it on a terminal of its own; otherwise it has three pipes."""
+    rows: int = 0
+    columns: int = 0
+    term: str = ""
+    """Type of the terminal (``TERM``)."""
 
 
 @frozen(kw_only=True)
 class OpenTunnel:
     """Open a tunnel. The greeting (opaque to relays) is attached.
 
-    Without ``port`` it leads to the actor host of a process, and carries messages. With a port it leads through the
+    With a ``command`` it leads through the node of a job to that command, and carries bytes as with a port. Else,
+    without ``port``, it leads to the actor host of a process, and carries messages. With a port it leads through the
     node of a job to that port of the job, and carries bytes (`fray.net.tunnels.byte_stream`).
 
-    Errors: ActorDied (``to`` has ended, reported by the controller), Refused (unknown name, or nothing is listening),
-    Unreachable (not connected now), Unauthorized (refused by the host, or requested by a job of another namespace),
-    NoSuchJob, ChannelFull (too many tunnels).
+    Errors: InvalidRequest (no command, or one that is too long), ActorDied (``to`` has ended, reported by the
+    controller), Refused (unknown name, or nothing is listening), Unreachable (not connected now), Unauthorized (refused
+    by the host, or requested by a job of another namespace), NoSuchJob, ChannelFull (too many tunnels).
     """
 
     to: str
@@ -32,3 +57,5 @@ class OpenTunnel:
     """Name of one of the job's ports."""
     member: int = 0
     """Rank of the member whose port is meant."""
+    command: RunCommand | None = None
+    """Command to run, in place of a port."""

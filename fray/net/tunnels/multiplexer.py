@@ -221,8 +221,12 @@ class TunnelMultiplexer:
 
         Raises:
             ChannelFull: `TUNNELS_LIMIT` tunnels are open.
+            Unsupported: a command, and the peer is of an earlier release.
         """
         self.check_room()
+        if message.command is not None:
+            # A peer that does not know the field would ignore it.
+            self.channel.peer_release.adapt(message.command)
         flow = TunnelFlow(self, self._next, endpoint, 0 if counted else None)
         # Odd and even numbers, so that both ends may open tunnels at the same time without asking.
         self._next += 2

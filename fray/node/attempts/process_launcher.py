@@ -22,11 +22,14 @@ from typing import Any
 import trio
 from attrs import evolve
 
-from fray.errors import LaunchFailed
+from fray.errors import LaunchFailed, Refused
 from fray.model.messages.session import VERSION
+from fray.model.messages.tunnels import RunCommand
 from fray.model.specs import AttemptSpec, EndReason, ObservedAttempt, Outcome, Phase
 from fray.net.atomic_file import write_atomically
 from fray.net.buffers import shared_memory
+from fray.net.codec import to_json
+from fray.net.tunnels.byte_stream import HalfCloseableStream
 from fray.node.accounts.leftovers import uid_of
 from fray.node.accounts.table import AccountTable
 from fray.node.attempts.adoption import pass_on, take_over
@@ -324,6 +327,22 @@ class ProcessLauncher(Launcher):
         except OSError:
             text = ""
         return text or "[fray] the shim could not capture its stacks"
+
+    async def start_command(self, attempt_id: str, command: RunCommand) -> HalfCloseableStream:
+        """See `Launcher.start_command`."""
+        attempt = self._attempts.get(attempt_id)
+        if attempt is None or attempt.control is None or attempt.pid is None:
+            raise Refused(f"{attempt_id} is not running yet, or no more")
+        if attempt.prepared is not None and attempt.prepared.image:
+            raise Refused(f"{attempt_id} runs in a container, which no command can be started in")
+        near, far = socket.socketpair()
+        with far:
+            # By the shim, below which everything ends with the attempt; it and this node relay bytes alone.
+            attempt.control.notify_with(far.fileno(), command=1)
+        near.setblocking(False)
+        stream = trio.SocketStream(trio.socket.from_stdlib_socket(near))
+        await stream.send_all(to_json(command).encode() + b"\n")
+        return stream
 
     def _request_end(self, attempt: RunningAttempt, what: str, overdue_s: float, value: float = 1) -> None:
         assert self._nursery is not None

@@ -45,6 +45,11 @@ class ShimConnection:
         with contextlib.suppress(OSError):
             self._socket.send(json.dumps(message).encode() + b"\n")
 
+    def notify_with(self, descriptor: int, **message: int) -> None:
+        """Send a small message with a descriptor, as `notify`."""
+        with contextlib.suppress(OSError):
+            socket.send_fds(self._socket, [json.dumps(message).encode() + b"\n"], [descriptor])
+
     async def receive(self) -> dict[str, Any] | None:
         """Return the next message; None when the shim has ended."""
         while not self._lines:

@@ -7,10 +7,11 @@ once.
 
 Protocol with the node, JSON lines on one socket. Node to shim: the start message, then ``{"stop": 1}``, ``{"kill":
 1}``, ``{"notice": seconds}``, ``{"say": text}`` for the attempt's log, ``{"acknowledged": 1}``, ``{"capture":
-py-spy}``. Shim to node: ``{"shim": pid}`` with its pidfd, ``{"running": pid}`` with the pipes the job prints into,
-``{"log": lines}`` now and then (dropped while the socket is full), ``{"report": …}`` (`fray.node.shim.progress_pipe`;
-at most one unacknowledged), ``{"captured": 1}`` (`fray.node.shim.stack_capture`), ``{"ended": lines, "swept": count,
-"left": count}`` once the outcome is on disk (or with the outcome, if it cannot be written).
+py-spy}``, ``{"command": 1}`` with the descriptor of a socket (`fray.node.shim.commands`). Shim to node: ``{"shim":
+pid}`` with its pidfd, ``{"running": pid}`` with the pipes the job prints into, ``{"log": lines}`` now and then (dropped
+while the socket is full), ``{"report": …}`` (`fray.node.shim.progress_pipe`; at most one unacknowledged),
+``{"captured": 1}`` (`fray.node.shim.stack_capture`), ``{"ended": lines, "swept": count, "left": count}`` once the
+outcome is on disk (or with the outcome, if it cannot be written).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from fray.node.logs.writer import LogWriter
 from fray.node.prepare import PreparedEnvironment
 from fray.node.resources.allocation import Allocation
 from fray.node.shim.cgroup_guard import CgroupGuard
+from fray.node.shim.commands import CommandRunner
 from fray.node.shim.event_loop import ShimLoop
 from fray.node.shim.node_connection import NodeSocket
 from fray.node.shim.pid_namespace import mount_proc
@@ -75,7 +77,10 @@ def run_shim(control: socket.socket, node_pidfd: int) -> ProcessSpec:
     node.send_with_descriptors([child.out_fd, child.err_fd], running=outside.pid_of(child.pidfd, child.pid))
     loop = ShimLoop(attempt_spec, directory, child, node, node_pidfd, _open_log(directory, first["log"]))
     progress_reader, capturer = _add_monitoring(loop, attempt_spec, pipe)
-    _add_limits(loop, Allocation(**first["allocation"]), UsageReporter(progress_reader.on_usage), capturer)
+    allocation = Allocation(**first["allocation"])
+    _add_limits(loop, allocation, UsageReporter(progress_reader.on_usage), capturer)
+    loop.add(commands := CommandRunner(loop, _shim_config(attempt_spec, first), allocation))
+    loop.handlers["command"] = lambda _: commands.start(node.take_descriptor())
     # Imported for containers only: each shim would pay for it in time and in copied pages.
     if first["prepared"]["image"]:
         from fray.node.shim.container_plugin import ContainerPlugin

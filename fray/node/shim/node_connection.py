@@ -9,6 +9,7 @@ import socket
 from typing import Any
 
 READ_BYTES = 64 * 1024
+FDS_LIMIT = 4
 
 
 class NodeSocket:
@@ -17,6 +18,8 @@ class NodeSocket:
     def __init__(self, control: socket.socket) -> None:
         self.socket = control
         self.buffer = b""
+        self.descriptors: list[int] = []
+        """Descriptors that came with messages and were not taken yet."""
         self.unsent = bytearray()
         """Bytes of posted messages that the socket had no room for."""
 
@@ -31,7 +34,8 @@ class NodeSocket:
     def receive(self) -> list[dict[str, Any]] | None:
         """Read once and return the messages that are complete; None at the end of the stream."""
         try:
-            data = self.socket.recv(READ_BYTES)
+            data, descriptors, _, _ = socket.recv_fds(self.socket, READ_BYTES, FDS_LIMIT, socket.MSG_CMSG_CLOEXEC)
+            self.descriptors += descriptors
         except ConnectionError:
             data = b""
         if not data:
@@ -39,6 +43,10 @@ class NodeSocket:
         # A stream socket keeps no message boundaries: the rest is the beginning of the next line.
         *lines, self.buffer = (self.buffer + data).split(b"\n")
         return [json.loads(line) for line in lines]
+
+    def take_descriptor(self) -> int:
+        """Return the oldest descriptor that came with a message, to be closed by the caller; -1: there is none."""
+        return self.descriptors.pop(0) if self.descriptors else -1
 
     def send_pid(self, pid: int) -> None:
         """Send this shim's pid as the node sees it, with a pidfd."""
