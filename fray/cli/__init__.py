@@ -8,7 +8,7 @@ jobs, logs, groups      verbs: show, wait for and stop jobs; their output; job g
 run, forward            verbs: run programs as jobs; forward their ports
 queue, plot             verbs: waiting jobs, usage by user, a plot of both over time
 nodes, drain, machines  verbs: machines, taking them out of service, machine groups of the autoscaler
-history                 verbs: events, machines that are gone, hours and cost of the past, SQL
+history, inspection     verbs: events, use, cost, SQL of the past; actors, profiles, reports of what runs
 administration          verbs: a cluster of this machine, checks of it and its way to a cluster, backups, people, the
                         dashboard, numbers for Prometheus, completion of shells
 live                    verbs that hold the terminal: fray top, fray exec

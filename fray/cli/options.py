@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fray import __version__
 from fray.cli.history.options import add_cost, add_events, add_history, add_sql
+from fray.cli.inspection.options import add_actor, add_profile, add_report
 from fray.cli.live.options import add_exec, add_top
 from fray.cli.parsing import Parser, Verbs, add_common, add_watch, one_job, verb, verb_group
 from fray.cli.rl.options import add_rl
@@ -51,6 +52,8 @@ def parser_of() -> Parser:
         _wait,
         _stop,
         _stacks,
+        add_profile,
+        add_report,
         add_exec,
         _forward,
     )
@@ -65,6 +68,7 @@ def parser_of() -> Parser:
         _token,
         _ca,
         _actors,
+        add_actor,
         _doctor,
         _backup,
         _metrics,

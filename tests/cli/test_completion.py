@@ -53,11 +53,12 @@ def test_all_verbs_are_offered_at_the_beginning() -> None:
 
 
 def test_jobs_and_machines_that_live_are_offered_where_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[bool, list[str]]] = []
+    asked: list[tuple[str, list[str]]] = []
 
-    def living(are_jobs: bool, words: list[str]) -> list[str]:
-        asked.append((are_jobs, words))
-        return ["train", "tokenize", "serve"] if are_jobs else ["alpha", "beta"]
+    def living(argument: str, words: list[str]) -> list[str]:
+        asked.append((argument, words))
+        actors = ["counter"] if argument in completion.ACTORS else ["alpha", "beta"]
+        return ["train", "tokenize", "serve"] if argument in completion.JOBS else actors
 
     monkeypatch.setattr(completion, "_living", living)
     assert candidates(["logs", "-f", "t"]) == ["tokenize", "train"]
@@ -65,7 +66,9 @@ def test_jobs_and_machines_that_live_are_offered_where_one_is_named(monkeypatch:
     assert candidates(["stop", "train", "s"]) == ["serve"]  # it takes several
     assert candidates(["node", "show", "a"]) == ["alpha"]
     assert candidates(["events", "--node", "b"]) == ["beta"]
-    assert asked[0] == (True, ["logs", "-f"])
+    assert candidates(["exec", "tr"]) == ["train"]
+    assert candidates(["actor", "call", "c"]) == ["counter"]
+    assert asked[0] == ("job", ["logs", "-f"])
 
 
 SHELLS = {

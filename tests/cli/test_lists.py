@@ -353,7 +353,7 @@ def test_every_verb_has_json_and_every_list_can_be_watched() -> None:
     assert lists == {
         *("fray jobs", "fray groups", "fray events", "fray queue", "fray usage", "fray nodes", "fray machines"),
         *("fray reservations", "fray actors", "fray user list", "fray key list", "fray namespace list", "fray audit"),
-        *("fray rl ls", "fray tinker ls", "fray tinker key list", "fray history", "fray cost"),
+        *("fray actor ls", "fray rl ls", "fray tinker ls", "fray tinker key list", "fray history", "fray cost"),
     }
 
 

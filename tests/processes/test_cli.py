@@ -11,6 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tarfile
 import termios
 import time
 import urllib.request
@@ -288,6 +289,84 @@ def test_machines_and_actors_are_listed(run: Fray, lab: Lab, jobs: dict[str, str
     trio.run(within)
     lines = done[0].out.splitlines()
     assert lines[1].split()[:3] == ["counter", "ready", "alpha"]
+
+
+def test_an_actor_is_called_with_json_and_its_stacks_are_shown(run: Fray, lab: Lab) -> None:
+    def look() -> None:
+        (info,) = run("actor", "ls", "--namespace", "called", "--json").json
+        assert run("actor", "call", "called-counter", "add", "41").json == 42
+        assert run("actor", "call", info["actor_id"], "add", "--keywords", '{"k": 3}', "--timeout", "60").json == 45
+        said = run("actor", "call", "called-counter", "add", "two")
+        assert (said.code, said.err.partition(" (")[0]) == (2, "fray: argument 'two' is not JSON")
+        said = run("actor", "call", "called-counter", "subtract")
+        assert said.code == 1
+        assert "subtract" in said.err
+        said = run("actor", "call", "called", "add")
+        assert (said.code, said.err) == (
+            1,
+            "fray: no living actor with the id or name 'called'; `fray actor ls` lists all\n",
+        )
+        (text,) = run("actor", "stack", "called-counter", "--json").json.values()
+        assert "job_functions.py" in text or "Thread" in text
+
+    async def within() -> None:
+        async with fray.open_cluster(lab.spec, token=TOKEN, namespace="called", logs=False) as cluster:
+            counter = await cluster.create_actor(job_functions.Counter, 1, name="called-counter")
+            assert await counter.add(0) == 1
+            await trio.to_thread.run_sync(look)
+
+    trio.run(within)
+
+
+def test_a_job_is_profiled_into_a_file_of_speedscope(run: Fray, jobs: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "profile.json"
+    said = run("profile", "lab/parent", "--seconds", "1", "--output", str(file), "--json")
+    assert (said.code, said.json["file"]) == (0, str(file))
+    document = json.loads(file.read_text())
+    assert document["name"] == jobs["lab/parent"]
+    assert document["profiles"]
+    assert "hold_child" in [frame["name"] for frame in document["shared"]["frames"]]
+    assert run("profile", "lab/broken").code == 2
+
+
+def test_a_report_has_what_is_known_of_a_job_and_no_secrets(
+    run: Fray, jobs: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def contents(job_id: str) -> dict[str, str]:
+        said = run("report", job_id)
+        assert said.code == 0, said.err
+        path = tmp_path / f"{job_id.replace('/', '-')}.tar.gz"
+        assert path.stat().st_mode & 0o777 == 0o600
+        found = {}
+        with tarfile.open(path) as archive:
+            for member in archive:
+                file = archive.extractfile(member)
+                assert file is not None
+                found[member.name.partition("/")[2]] = file.read().decode()
+        return found
+
+    broken = contents(jobs["lab/broken"])
+    assert broken.keys() == {
+        *("job.json", "job.txt", "events.txt", "explain.txt", "attempts.json", "machines.json", "log.txt"),
+        "versions.json",
+    }
+    assert json.loads(broken["job.json"])["job_id"] == jobs["lab/broken"]
+    assert "no luck" in broken["job.txt"]
+    assert "launched" in broken["events.txt"]
+    assert [node["name"] for node in json.loads(broken["machines.json"])["nodes"]] == ["alpha"]
+    assert "hold_child" in contents(jobs["lab/parent"])["stacks.txt"]
+    script = 'echo "the key is $KEY"; sleep 1000'
+    monkeypatch.setenv("KEY", "open sesame")
+    (job_id,) = run(*DETACHED, "talker", "--env", "KEY", "--", "sh", "-c", script).out.split()
+    wait_until(lambda: run("logs", job_id).out)
+    found = contents(job_id)
+    # Variables are in no record; what a job prints is in its log.
+    assert "the key is open sesame" in found.pop("log.txt")
+    assert "open sesame" not in "".join(found.values())
+    assert TOKEN not in "".join(found.values())
+    run("stop", job_id)
 
 
 def test_a_machine_says_what_is_in_force_there_and_who_has_which_device(

@@ -24,6 +24,7 @@ import pytest
 from fray.cli.main import main
 
 sys.path.insert(0, str(Path(__file__).parent))
+from tests.processes.account_lab import needs_accounts, open_account_lab
 from tests.processes.lab import TOKEN, Lab, open_lab
 
 LONG_S = 60.0
@@ -142,6 +143,24 @@ def test_ctrl_c_reaches_a_command_without_a_terminal(job: str) -> None:
         process.send_signal(signal.SIGINT)
         assert out.read() == "caught\n"
         assert process.wait(timeout=LONG_S) == 5
+
+
+@needs_accounts
+def test_it_has_the_account_of_the_job_and_its_terminal_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_account_lab() as accounts:
+        monkeypatch.setenv("FRAY_CLUSTER_SPEC", accounts.spec)
+        monkeypatch.setenv("FRAY_TOKEN", TOKEN)
+        job_id = start("own-account")
+        main_process = Path(f"/proc/{asked('show', job_id)['attempts'][0]['pid']}/status").read_text()
+        look = "grep -E '^(Uid|Gid|Groups|CapEff|NoNewPrivs|Umask)' /proc/self/status"
+        inside = fray("exec", job_id, "--", "sh", "-c", look).stdout.splitlines()
+        assert len(inside) == 6
+        assert set(inside) <= set(main_process.splitlines())
+        with at_terminal("exec", job_id, "--", "sh", "-c", 'stat -c "owner %u." $(tty); id -u; echo $HOME') as person:
+            uid = next(line.split()[1] for line in inside if line.startswith("Uid"))
+            assert accounts.first <= int(uid) < accounts.first + 8
+            person.reads(f"owner {uid}.\r\n{uid}\r\n")
+        asked("stop", job_id)
 
 
 @pytest.mark.parametrize("ended", ["command", "connection", "job"])

@@ -13,8 +13,8 @@ ANSWER_S = 2.0
 """Seconds that a controller has to answer with names: a person waits for them."""
 NAMES_LIMIT = 500
 """Newest jobs whose names are offered."""
-JOBS, NODES = frozenset({"job", "jobs", "of_job"}), frozenset({"node", "nodes"})
-"""Names of the arguments that name jobs, and machines."""
+JOBS, NODES, ACTORS = frozenset({"job", "jobs", "of_job"}), frozenset({"node", "nodes"}), frozenset({"actor"})
+"""Names of the arguments that name jobs, machines, and actors."""
 SCRIPTS = {
     "bash": """\
 _fray() {
@@ -100,13 +100,13 @@ def _values(parser: Parser, action: argparse.Action, words: Sequence[str]) -> It
     if action.choices is not None:
         return [str(each) for each in action.choices]
     is_of_cluster = not str(parser.get_default("verb") or "").startswith(("rl.", "tinker."))
-    if is_of_cluster and action.dest in JOBS | NODES:
-        return _living(action.dest in JOBS, words)
+    if is_of_cluster and action.dest in JOBS | NODES | ACTORS:
+        return _living(action.dest, words)
     return []
 
 
-def _living(are_jobs: bool, words: Sequence[str]) -> list[str]:
-    """Return names of jobs or machines of the cluster that the words name; none if it does not answer."""
+def _living(argument: str, words: Sequence[str]) -> list[str]:
+    """Return what an argument may name in the cluster that the words name; nothing if it does not answer."""
     import trio
 
     from fray.cli.target import open_target
@@ -119,8 +119,10 @@ def _living(are_jobs: bool, words: Sequence[str]) -> list[str]:
     async def ask() -> list[str]:
         with trio.move_on_after(ANSWER_S):
             async with open_target(target) as cluster:
-                if are_jobs:
+                if argument in JOBS:
                     return [info.name for info in await cluster.list_jobs("*", limit=NAMES_LIMIT)]
+                if argument in ACTORS:
+                    return [info.name for info in await cluster.list_actors("", "*")]
                 return [node.name for node in await cluster.nodes()]
         return []
 

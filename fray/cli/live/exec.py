@@ -18,7 +18,7 @@ from fray.cli.main import PIPE_CLOSED
 from fray.cli.output import say_json
 from fray.cli.target import find
 from fray.errors import ConnectionFailed, InvalidRequest
-from fray.model.command_frames import FrameKind, FrameReader, data_frame, number_frame, number_of, size_frame
+from fray.model.messages.command_frames import FrameKind, FrameReader, data_frame, number_frame, number_of, size_frame
 from fray.model.messages.tunnels import OpenTunnel, RunCommand
 from fray.model.specs import JobState
 from fray.net.tunnels.byte_stream import ByteStreamTunnel

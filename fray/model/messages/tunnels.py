@@ -15,7 +15,7 @@ ARGV_LIMIT_BYTES = 64 * 1024
 class RunCommand:
     """Command to run in the environment of a living member of a job: its machine, account, control group, namespaces,
     directory and variables. It ends with the attempt and with the tunnel that carries its frames
-    (`fray.model.command_frames`).
+    (`fray.model.messages.command_frames`).
 
     Sent within `OpenTunnel`; a class of its own, so that it has its own row among the roles.
     """

@@ -1,9 +1,9 @@
 """Plug-in that runs commands of people in the environment of the job (``fray exec``).
 
-Each command has a process of the shim's above it, which carries its frames (`fray.model.command_frames`) between a
-socket of the node and a terminal or three pipes. That process has the account, the control group and the namespaces of
-the job before it looks at anything. What the command leaves behind ends with it; all of it ends with the socket, and
-with the job.
+Each command has a process of the shim's above it, which carries its frames (`fray.model.messages.command_frames`)
+between a socket of the node and a terminal or three pipes. That process has the account, the control group and the
+namespaces of the job before it looks at anything. What the command leaves behind ends with it; all of it ends with the
+socket, and with the job.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import traceback
 from typing import NoReturn
 
 from fray.errors import ProtocolMismatch
-from fray.model.command_frames import FrameKind, FrameReader, data_frame, number_frame, number_of, size_of
+from fray.model.messages.command_frames import FrameKind, FrameReader, data_frame, number_frame, number_of, size_of
 from fray.model.messages.tunnels import ARGV_LIMIT_BYTES, RunCommand
 from fray.net.codec import from_json
 from fray.node.accounts.switch import become, set_environ

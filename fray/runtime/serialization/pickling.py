@@ -7,6 +7,7 @@ process has another ``__main__``.
 
 from __future__ import annotations
 
+import builtins
 import copyreg
 import hashlib
 import io
@@ -21,7 +22,7 @@ from typing import Any, TypeAlias
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from fray.errors import FrayError, NotPicklable
+from fray.errors import FrayError, InvalidRequest, NotPicklable
 from fray.model.ids import BlobId
 from fray.net.codec import blob_id
 from fray.runtime.serialization.buffers import (
@@ -37,6 +38,12 @@ from fray.runtime.serialization.tensors import reduce_tensor
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
 PICKLE_PROTOCOL = 5
+_PLAIN_NAMES = {
+    *(("builtins", name) for name in ("set", "frozenset", "complex", "bytearray", "range", "slice")),
+    *(("datetime", name) for name in ("datetime", "date", "time", "timedelta", "timezone")),
+    ("collections", "OrderedDict"),
+}
+"""Classes that `load_plain_values_only` leaves, by module and name."""
 _TORCH, _modules = "torch", sys.modules
 
 
@@ -300,6 +307,29 @@ def dumps_plain(obj: Any) -> bytes:
 def loads(data: Bytes, buffers: Sequence[Bytes] = ()) -> Any:
     """Return the inverse of `dumps` and `pack`. Raises any error of the constructors of the pickled objects."""
     return pickle.loads(data, buffers=buffers) if buffers else pickle.loads(data)
+
+
+def load_plain_values_only() -> None:
+    """Refuse in this process, from now on, pickles that need code: for programs that show what others have returned.
+
+    Left are None, booleans, numbers, strings, bytes, containers of these, dates, and Python's own exceptions.
+    """
+    global loads
+    loads = _load_plain  # by its name in this module, also for those who have imported the module
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Unpickler that finds only classes of `_PLAIN_NAMES`, and Python's own exceptions."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = getattr(builtins, name, None) if module == "builtins" else None
+        if (module, name) in _PLAIN_NAMES or (isinstance(found, type) and issubclass(found, BaseException)):
+            return super().find_class(module, name)
+        raise InvalidRequest(f"the value has a {module}.{name}: only plain values are shown, so that no code runs here")
+
+
+def _load_plain(data: Bytes, buffers: Sequence[Bytes] = ()) -> Any:
+    return _PlainUnpickler(io.BytesIO(data), buffers=buffers or None).load()
 
 
 def unpack(body: Bytes | ReceivedObject) -> Any:

@@ -1,0 +1,154 @@
+"""``fray profile``: samples the stacks of a job into a file of speedscope (https://www.speedscope.app)."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import trio
+
+from fray import __version__
+from fray.api.cluster import Cluster
+from fray.cli.output import note, say_json
+from fray.cli.target import find
+from fray.errors import InvalidRequest
+from fray.model.specs import JobState
+from fray.model.text import plural
+
+Frame: TypeAlias = tuple[str, str, int]
+"""Function, file and line."""
+PAUSE_S = 0.02
+"""Seconds between two captures, each of which stops the job for milliseconds."""
+_PROCESS = re.compile(r"Process (\d+)")
+_THREAD = re.compile(r"(?:Current thread|Thread) (\S+?):?(?: .*)?$")
+_THREAD_NAME = re.compile(r'Thread \S+ \(.*\): "(.*)"$')
+_TASK = re.compile(r"\s*task (.+)$")
+_FRAMES = (
+    re.compile(r'\s+File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$'),
+    re.compile(r"\s+(?P<name>.+) \((?P<file>.+):(?P<line>\d+)\)$"),
+)
+"""Lines of frames, as faulthandler and as py-spy write them."""
+
+
+async def profile(cluster: Cluster, options: argparse.Namespace) -> int:
+    """Run ``fray profile``."""
+    if not 0 < options.seconds <= 3600:
+        raise InvalidRequest(f"--seconds {options.seconds:g} must be above 0, and at most 3600")
+    info = await find(cluster, options.job, options)
+    if info.state is not JobState.RUNNING:
+        raise InvalidRequest(f"job {info.job_id} is {info.state.value}: only running jobs have stacks")
+    output: Path = options.output or Path(f"{info.name.replace('/', '-')}.speedscope.json")
+    samples: list[tuple[float, str, list[Frame]]] = []
+    captures, problem = 0, ""
+    begun = trio.current_time()
+    # What was captured until Ctrl-C, or until the job has ended, is written.
+    while (at_s := trio.current_time() - begun) < options.seconds:
+        captures += 1
+        for attempt_id, text in (await cluster.stacks(info.job_id)).items():
+            found = list(stacks_in(text))
+            problem = problem if found else text.strip()
+            samples += [(at_s, f"{attempt_id} {thread}", frames) for thread, frames in found]
+        await trio.sleep(PAUSE_S)
+        if (await cluster.poll(info.job_id)).state.finished:
+            break
+    if not samples:
+        raise InvalidRequest(
+            f"no stacks of Python were captured: {problem.partition(chr(10))[0] or 'the job has ended'}"
+        )
+    lasted_s = trio.current_time() - begun
+    try:
+        await trio.Path(output).write_text(json.dumps(speedscope(info.job_id, samples, lasted_s)))
+    except OSError as error:
+        raise InvalidRequest(f"{output}: {error.strerror}") from None
+    if options.json:
+        say_json({"file": str(output), "captures": captures, "seconds": lasted_s})
+    else:
+        note(
+            f"wrote {plural(captures, 'capture')} in {lasted_s:.0f} s to {output}: open it at https://www.speedscope.app"
+        )
+    return 0
+
+
+def stacks_in(text: str) -> Iterator[tuple[str, list[Frame]]]:
+    """Yield each thread and each task of Trio in captured stacks with its frames, the outermost first."""
+    process, thread = "", ""
+    frames: list[Frame] = []
+    threads, _, tasks = text.partition("Trio tasks:\n")
+    for line in threads.splitlines():
+        if not line.startswith(" "):
+            if frames:
+                yield thread, frames[::-1]
+            frames = []
+            if found := _PROCESS.match(line):
+                process, thread = found[1], ""
+            elif found := _THREAD.match(line):
+                name = _THREAD_NAME.match(line)
+                thread = f"process {process} thread {name[1] if name else found[1]}"
+        elif thread:
+            frames += _frame_in(line)
+    if frames:
+        yield thread, frames[::-1]
+    yield from _tasks_in(tasks)
+
+
+def _tasks_in(text: str) -> Iterator[tuple[str, list[Frame]]]:
+    """Yield the tasks: where each waits, or runs."""
+    counts: Counter[str] = Counter()
+    frames: list[Frame] = []
+    task = ""
+    for line in text.splitlines():
+        if found := _TASK.match(line):
+            if frames:
+                yield task, frames
+            counts[found[1]] += 1
+            task, frames = f"task {found[1]}" + (f" #{counts[found[1]]}" if counts[found[1]] > 1 else ""), []
+        else:
+            frames = [*frames, *_frame_in(line)]
+    if frames:
+        yield task, frames
+
+
+def _frame_in(line: str) -> list[Frame]:
+    """Return the frame of a line; empty if it has none."""
+    found = next(filter(None, (form.match(line) for form in _FRAMES)), None)
+    return [] if found is None else [(found["name"], found["file"], int(found["line"]))]
+
+
+def speedscope(name: str, samples: Iterable[tuple[float, str, list[Frame]]], lasted_s: float) -> dict[str, Any]:
+    """Return a document of speedscope: one profile of wall-clock time for each thread.
+
+    Args:
+        samples: time in seconds from the beginning, thread, and frames of each.
+    """
+    numbers: dict[Frame, int] = {}
+    threads: dict[str, list[tuple[float, list[int]]]] = defaultdict(list)
+    for at_s, thread, frames in samples:
+        threads[thread].append((at_s, [numbers.setdefault(frame, len(numbers)) for frame in frames]))
+    profiles = []
+    for thread, found in threads.items():
+        # Each sample stands for the time until the next one.
+        ends = [*(at_s for at_s, _ in found[1:]), lasted_s]
+        profiles.append(
+            {
+                "type": "sampled",
+                "name": thread,
+                "unit": "seconds",
+                "startValue": found[0][0],
+                "endValue": lasted_s,
+                "samples": [stack for _, stack in found],
+                "weights": [max(0.0, end - at_s) for (at_s, _), end in zip(found, ends, strict=True)],
+            }
+        )
+    return {
+        "$schema": "https://www.speedscope.app/file-format-schema.json",
+        "name": name,
+        "exporter": f"fray {__version__}",
+        "activeProfileIndex": 0,
+        "shared": {"frames": [{"name": frame[0], "file": frame[1], "line": frame[2]} for frame in numbers]},
+        "profiles": profiles,
+    }
