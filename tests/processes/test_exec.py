@@ -73,6 +73,19 @@ def job(lab: Lab) -> str:
     return start("held", "--env", "COLOR=green")
 
 
+def test_a_command_may_end_while_its_input_goes_on(job: str) -> None:
+    with subprocess.Popen(["yes"], stdout=subprocess.PIPE) as endless:
+        said = fray("exec", job, "--", "head", "-c", "4", stdin=endless.stdout)
+        endless.kill()
+    assert (said.returncode, said.stdout, said.stderr) == (0, "y\ny\n", "")
+
+
+def test_an_argument_that_is_not_unicode_refuses_that_command_alone(job: str) -> None:
+    said = fray("exec", job, "--", "echo", b"a\xff".decode("utf-8", "surrogateescape"))
+    assert said.returncode == 2
+    assert "command.argv[1]: 'a\\udcff' is not valid Unicode text" in said.stderr
+
+
 def test_a_command_has_the_variables_and_the_directory_of_the_job(job: str) -> None:
     said = fray("exec", job, "--", "sh", "-c", "echo $COLOR $FRAY_JOB_ID; pwd; echo odd >&2; exit 7")
     assert said.returncode == 7

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
 
 import trio
 from attrs import Factory, define
@@ -47,7 +47,7 @@ async def run_command(cluster: Cluster, options: argparse.Namespace) -> int:
     )
     session = _CommandSession(has_terminal, keeps_output=options.json)
     async with _open(command) as tunnel:
-        with raw_keyboard() if has_terminal else nullcontext():
+        with raw_keyboard() if has_terminal else contextlib.nullcontext():
             await session.run(tunnel)
     if session.code is None:
         raise ConnectionFailed(f"the command was ended with its connection: {tunnel.error or 'the job has ended'}")
@@ -57,7 +57,7 @@ async def run_command(cluster: Cluster, options: argparse.Namespace) -> int:
     return session.code
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def _open(command: RunCommand) -> AsyncIterator[ByteStreamTunnel]:
     """Start the command. Raises FrayError: see `OpenTunnel`."""
     tunnel, tunnels = ByteStreamTunnel(), current().client.tunnels
@@ -122,7 +122,8 @@ class _CommandSession:
 
     async def _send(self, frame: bytes) -> None:
         assert self._out is not None
-        await self._out.send(frame)
+        with contextlib.suppress(trio.ClosedResourceError):  # the command has ended, and reads nothing more
+            await self._out.send(frame)
 
     # The stream
 

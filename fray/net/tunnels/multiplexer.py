@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from fray.errors import ChannelFull, ConnectionFailed, FrayError, ProtocolMismatch
+from fray.errors import ChannelFull, ConnectionFailed, FrayError, InvalidRequest, ProtocolMismatch
 from fray.model.messages.tunnels import OpenTunnel
 from fray.net import codec
 from fray.net.channel.channel import Channel
@@ -266,7 +266,11 @@ class TunnelMultiplexer:
         return True
 
     def _opened(self, ref: int, window_bytes: int, body: Bytes) -> None:
-        message, blobs = codec.decode_message(body)
+        invalid: InvalidRequest | None = None
+        try:
+            message, blobs = codec.decode_checked(body, codec.TextRule.REFUSE)
+        except InvalidRequest as error:
+            message, blobs, invalid = OpenTunnel(to=""), [memoryview(b"")], error
         sound = isinstance(message, OpenTunnel) and len(blobs) == 1
         # One limit more is tolerated: tunnels that are being refused still count until both sides have closed them.
         if not sound or ref % 2 == self._next % 2 or ref in self.flows or len(self.flows) > 2 * TUNNELS_LIMIT:
@@ -276,6 +280,8 @@ class TunnelMultiplexer:
         # Entered before it is accepted: `on_open` may already send on it, and a refusal is sent as its CLOSE.
         self.flows[ref] = flow
         try:
+            if invalid is not None:
+                raise invalid
             if full:
                 raise ChannelFull(f"{TUNNELS_LIMIT} tunnels, the limit of one channel, are open there")
             flow.endpoint = self._on_open(flow, message, blobs[0], window_bytes)

@@ -312,8 +312,9 @@ class _Carrier:
             os.chdir(self._directory)
             program = self._command.argv[0]
             os.execve(shutil.which(program) or program, list(self._command.argv), os.environ)
-        except OSError as error:
-            os.write(2, f"fray: cannot run {self._command.argv[0]!r}: {error.strerror}\r\n".encode())
+        except (OSError, ValueError) as error:  # ValueError: a null byte in an argument
+            reason = error.strerror if isinstance(error, OSError) else error
+            os.write(2, f"fray: cannot run {self._command.argv[0]!r}: {reason}\r\n".encode())
         finally:
             os._exit(127)
 
