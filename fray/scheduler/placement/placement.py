@@ -23,7 +23,7 @@ from fray.scheduler.pool.free_capacity import FreeCapacity
 from fray.scheduler.pool.pool import Machine
 from fray.scheduler.pool.requests import Placement
 from fray.scheduler.preemption import preemption
-from fray.scheduler.queue.applicant import Applicant, ApplicantKind, HeldMachines
+from fray.scheduler.queue.applicant import Applicant, ApplicantKind, HeldMachines, PlacementShape
 from fray.scheduler.queue.indexes import TenantShapeQueue, WaitingShape
 from fray.scheduler.queue.order import TenantRoundRobin
 from fray.scheduler.queue.quotas import QuotaStatus, quota_status
@@ -154,6 +154,9 @@ class PlacementPass:
         self.later_phases: dict[QuotaStatus, None] = {}
         """Quota statuses of applicants that come later in this band."""
         self.is_cut_short = False
+        self._claimed: tuple[str, ...] = ()
+        self._claimants_by_shape: dict[PlacementShape, list[str]] = {}
+        """Applicants with these claims, by shape."""
         self.placed_claimant = False
         """True if a claimant was placed since the walk last asked."""
         self.had_holds = bool(self.queue.held_machines or state.claims)
@@ -351,10 +354,8 @@ class PlacementPass:
     def _place_claimants(self, want: WaitingShape) -> bool:
         """Place the applicants of a refused shape whose claimed machines are free; return whether there were any."""
         state = self.state
-        for claim in [claim for claim in state.claims.values() if claim.applicant in self.queue]:
-            applicant = self.queue.applicants[claim.applicant]
-            if applicant.shape != want.shape:
-                continue
+        for applicant_id in self._claimants(want.shape):
+            applicant = self.queue.applicants[applicant_id]
             tenant = self.queue.lane_of(applicant).tenant_queue.tenant
             if quota_status(state.shares, tenant, want)[0] is QuotaStatus.WAITS:
                 continue
@@ -363,6 +364,16 @@ class PlacementPass:
                 self._start(applicant, placed)
                 self.placed_claimant = True
         return self.placed_claimant
+
+    def _claimants(self, shape: PlacementShape) -> list[str]:
+        """Return the waiting applicants of this shape that have claims, in the order of the claims."""
+        # Asked for each refused shape, of which there may be hundreds, as there may be of claims; these seldom change.
+        if (claimed := tuple(self.state.claims)) != self._claimed:
+            self._claimed, self._claimants_by_shape = claimed, {}
+            for each in claimed:
+                if (applicant := self.queue.applicants.get(each)) is not None:
+                    self._claimants_by_shape.setdefault(applicant.shape, []).append(each)
+        return [each for each in self._claimants_by_shape.get(shape, ()) if each in self.queue]
 
     def _on_refused(self, want: WaitingShape, applicant: Applicant) -> None:
         self.noted_refusals[want] = None
