@@ -112,3 +112,9 @@ def test_a_driver_waits_for_all_jobs_of_a_full_queue_however_long_these_take_tog
     # Seed 27525 of "lost units", as 20205, 20250 and 22060; a defect of the simulator: it expected their end 250 s
     # after the last fault, though jobs of up to 120 s still began one after the other.
     assert_holds(direct_plan(["long batch"] * 12, [], machines=1, every_s=0.1))
+
+
+def test_a_gang_that_is_started_again_after_the_loss_of_the_store_has_other_peers() -> None:
+    # Seed 28060 of "restored store"; a defect of the simulator: a gang that waited at the time of the backup, and had
+    # ended since, is started again in the same generation. Its peers were compared with those of its first start.
+    assert_holds(direct_plan(["gang"] * 8, [(3.0, "store restored", 28.5)], every_s=0.4), seed=2)
