@@ -42,11 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         policy = read_policy_file(options.policy_file) if options.policy_file is not None else Policy()
     except InvalidRequest as error:
         return _report_error(error, 2)
-    daemon_logging.configure(options.json_lines)
     forbid_inspection()
     # The default soft limit of 1,024 descriptors is reached with about as many connections.
     file_limits.raise_limit()
     try:
+        daemon_logging.configure(options.json_lines, options.log_file)
         trio.run(_serve, options, policy)
     except (FrayError, OSError) as error:
         return _report_error(error, 1)

@@ -20,6 +20,7 @@ from fray.model.ids import mint
 from fray.model.join_tokens import split_tokens, with_pins_of_all
 from fray.model.messages.session import VERSION
 from fray.model.resources import parse_bytes
+from fray.net import daemon_logging
 from fray.net.atomic_file import write_atomically
 from fray.net.cluster_token import read_token_file
 from fray.net.controller_address import check_private, is_loopback, warn_insecure
@@ -49,6 +50,7 @@ class Options:
     insecure: bool
     rules: SchedulerConfig
     json_lines: bool | None
+    log_file: Path | None = None
     env_vars: dict[str, str] = field(factory=dict)
     retention: BundleRetention = field(factory=BundleRetention)
     policy_file: Path | None = None
@@ -82,9 +84,7 @@ def parse(argv: Sequence[str] | None) -> Options:
         metavar="FILE",
         help="shares, quotas, priorities and machine groups (TOML, see docs/policy.md); reloaded on SIGHUP",
     )
-    style = parser.add_mutually_exclusive_group()
-    style.add_argument("--log-json", dest="json_lines", action="store_true", default=None, help="log JSON lines")
-    style.add_argument("--log-text", dest="json_lines", action="store_false", help="log readable lines")
+    daemon_logging.add_options(parser)
     found = parser.parse_args(argv)
     # The default is loopback, so that a controller that is started without thought serves no other machine (P9).
     listen = tuple(check_address(address, found.insecure) for address in found.listen or [DEFAULT_LISTEN])
@@ -98,6 +98,7 @@ def parse(argv: Sequence[str] | None) -> Options:
         found.insecure,
         rules,
         found.json_lines,
+        found.log_file,
         make_variables(found.env or ()),
         BundleRetention(limit_bytes=parse_bytes(found.workspaces, "--workspaces")),
         found.policy,

@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if adopted is not None:
             # The controller knows these, and attempts use them.
             config = evolve(config, capacity=evolve(config.capacity, ports=adopted.ports))
-        daemon_logging.configure(options.json_lines)
+        daemon_logging.configure(options.json_lines, options.log_file)
         forbid_inspection()
         # As long as the node runs, so that no other node of this machine offers the same ports.
         with _claim(config.capacity.ports) as claim, _hold_accounts(config):
@@ -222,9 +222,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(OPTION, action="store_true", help=argparse.SUPPRESS)
     add_log_options(parser)
-    style = parser.add_mutually_exclusive_group()
-    style.add_argument("--log-json", dest="json_lines", action="store_true", default=None, help="log JSON lines")
-    style.add_argument("--log-text", dest="json_lines", action="store_false", help="log readable lines")
+    daemon_logging.add_options(parser)
     return parser.parse_args(argv)
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import json
 import logging
+from pathlib import Path
+
+import pytest
 
 from fray.net import daemon_logging
 
@@ -58,3 +61,25 @@ def test_the_format_can_be_chosen_and_configuring_again_does_not_duplicate_lines
     daemon_logging.configure(stream=io.StringIO())
     assert said(Terminal(), json_lines=True)[0].startswith("{")
     assert len(said(Terminal(), json_lines=False)) == len(said(Terminal()))
+
+
+def test_a_log_file_gets_json_lines_too_is_renamed_at_its_size_and_is_private(tmp_path: Path) -> None:
+    file, stream = tmp_path / "controller.log", Terminal()
+    daemon_logging.configure(False, file, stream=stream, file_bytes=300)
+    for number in range(50):
+        logging.getLogger("fray.controller").info("node %s joined", number)
+    files = sorted(tmp_path.iterdir())
+    assert [each.name for each in files] == ["controller.log", *(f"controller.log.{n}" for n in range(1, 5))]
+    assert all(each.stat().st_size <= 300 and each.stat().st_mode & 0o777 == 0o600 for each in files)
+    assert json.loads(file.read_text().splitlines()[-1])["text"] == "node 49 joined"
+    assert stream.getvalue().endswith(" controller  node 49 joined\n")
+
+
+def test_a_full_disk_costs_the_log_file_its_lines_and_standard_error_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stream = Terminal()
+    daemon_logging.configure(False, Path("/dev/full"), stream=stream)
+    logging.getLogger("fray.controller").info("node joined")
+    assert stream.getvalue().endswith(" controller  node joined\n")
+    assert capsys.readouterr().err == ""
