@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from fray.cli.main import main
+from fray.node.shim.commands import COMMANDS_LIMIT
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tests.processes.account_lab import needs_accounts, open_account_lab
@@ -78,6 +79,23 @@ def test_a_command_may_end_while_its_input_goes_on(job: str) -> None:
         said = fray("exec", job, "--", "head", "-c", "4", stdin=endless.stdout)
         endless.kill()
     assert (said.returncode, said.stdout, said.stderr) == (0, "y\ny\n", "")
+
+
+def test_one_command_more_than_the_limit_is_refused_with_words(job: str) -> None:
+    def hold() -> subprocess.Popen[bytes]:
+        words = [*FRAY, "exec", job, "--", "sh", "-c", "echo held; cat"]
+        return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    running = [hold() for _ in range(COMMANDS_LIMIT)]
+    for one in running:
+        assert one.stdout is not None
+        assert one.stdout.readline() == b"held\n"
+    said = fray("exec", job, "--", "true")
+    assert (said.returncode, said.stderr) == (126, "fray: 16 commands run in this attempt, the limit\n")
+    for one in running:
+        one.communicate(timeout=LONG_S)
+        assert one.returncode == 0
+    wait_until(lambda: fray("exec", job, "--", "true").returncode == 0)
 
 
 def test_an_argument_that_is_not_unicode_refuses_that_command_alone(job: str) -> None:

@@ -35,8 +35,10 @@ from fray.node.shim.plugin import ShimPlugin
 from fray.node.shim.spawn import ShimConfig, close_all_but, reset_signals
 from fray.node.shim.stack_capture import ShimContext
 
+CANNOT_RUN = 126
+"""Exit code of a command that was not started, as in a shell."""
 COMMANDS_LIMIT = 16
-"""Commands that run at the same time in one attempt."""
+"""Commands that run at the same time in one attempt; as many more are refused with words."""
 HANG_UP_S = 1.0
 """Seconds from SIGHUP to SIGKILL when the connection is lost."""
 GOODBYE_S = 5.0
@@ -65,11 +67,14 @@ class CommandRunner(ShimPlugin):
             return
         shim = os.getpid()
         try:
-            if len(self._processes) >= COMMANDS_LIMIT:
+            running = len(self._processes)
+            if running >= 2 * COMMANDS_LIMIT:
                 return
             pid = os.fork()
             if pid == 0:
-                _carry_command(shim, connection, self._config, self._allocation)
+                # The refusal needs a process, too: this one must not wait until it is received.
+                is_allowed = running < COMMANDS_LIMIT
+                _carry_command(shim, connection, self._config, self._allocation, is_allowed)
             descriptor = os.pidfd_open(pid)
         except OSError:
             return  # the other side reads the end of the stream
@@ -95,7 +100,9 @@ class CommandRunner(ShimPlugin):
 # In the process that carries a command -------------------------------------------------------------------------------
 
 
-def _carry_command(shim: int, descriptor: int, config: ShimConfig, allocation: Allocation) -> NoReturn:
+def _carry_command(
+    shim: int, descriptor: int, config: ShimConfig, allocation: Allocation, is_allowed: bool
+) -> NoReturn:
     try:
         die_with(shim)
         set_title("fray-exec")
@@ -115,7 +122,11 @@ def _carry_command(shim: int, descriptor: int, config: ShimConfig, allocation: A
             die_with(shim)
         os.environ.update(variables)
         with socket.socket(fileno=descriptor) as connection:
-            _Carrier(connection, _receive_command(connection), _directory(config)).run()
+            carrier = _Carrier(connection, _receive_command(connection), _directory(config))
+            if is_allowed:
+                carrier.run()
+            else:
+                carrier.refuse(f"{COMMANDS_LIMIT} commands run in this attempt, the limit")
     except BaseException:  # noqa: BLE001 - the shim's own code must never continue in the child
         traceback.print_exc()
     finally:
@@ -174,6 +185,13 @@ class _Carrier:
             self._wait_received()
         except (_Lost, ProtocolMismatch):
             self._hang_up()
+
+    def refuse(self, reason: str) -> None:
+        """Send the reason in place of what the command would have written."""
+        with contextlib.suppress(_Lost):
+            self._send(data_frame(FrameKind.ERROR, f"fray: {reason}\r\n".encode()))
+            self._send(number_frame(FrameKind.EXIT, CANNOT_RUN))
+            self._wait_received()
 
     def _step(self) -> bool:
         """Handle what is ready; return True once the command has ended."""
