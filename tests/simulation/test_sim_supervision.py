@@ -33,6 +33,7 @@ from fray.testing.sim_cluster import (
 )
 from tests.simulation import operations as acts
 from tests.simulation import scenario_plans, workloads
+from tests.simulation.directed_plans import DIRECTED, draw_directed
 from tests.simulation.run import run_seed
 from tests.simulation.scenario import ScenarioResult
 from tests.simulation.scenario_plans import ScenarioPlan, direct_plan, draw_plan
@@ -110,8 +111,10 @@ def test_a_second_creator_that_is_refused_is_found(monkeypatch: Patch) -> None:
     assert any("NameInUse" in text for text in breaches(run_seed(1, plan=calm(*["shared actor"] * 9)), "error"))
 
 
-def test_every_act_is_drawn_and_every_drawn_act_is_there() -> None:
-    assert set(acts.ACTS) == set(scenario_plans.ACTS)
+def test_every_act_is_drawn_by_random_or_directed_scenarios_and_every_drawn_act_is_there() -> None:
+    directed = {act.kind for name in DIRECTED for seed in range(3) for act in draw_directed(seed, name).acts}
+    assert set(scenario_plans.ACTS) <= set(acts.ACTS)
+    assert set(acts.ACTS) == set(scenario_plans.ACTS) | directed
 
 
 def test_the_new_acts_are_part_of_the_random_scenarios() -> None:
