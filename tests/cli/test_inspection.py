@@ -86,15 +86,15 @@ class Dangerous:
         return os.system, ("true",)
 
 
-def test_values_that_need_code_are_refused_and_plain_ones_and_errors_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pickling, "loads", pickling.loads)
+def test_values_that_need_code_are_refused_and_plain_ones_and_errors_are_not() -> None:
     dumped = errors.dump_error(subprocess.CalledProcessError(3, "train"))
-    pickling.load_plain_values_only()
     plain = {"a": [1, 2.5, None, True, "text", b"bytes"], "at": datetime.date(2026, 1, 2), "set": {1}, "t": (1, 2)}
-    assert pickling.unpack(pickling.dumps(plain)) == plain
-    for dangerous in (Dangerous(), os.getcwd, io.StringIO, Dangerous):
-        with pytest.raises(InvalidRequest, match="only plain values are shown"):
-            pickling.unpack(pickle.dumps(dangerous))
-    error = errors.load_error(errors.dump_error(ValueError("no luck")))
-    assert (type(error), str(error)) == (ValueError, "no luck")
-    assert "CalledProcessError" in str(errors.load_error(dumped)), "as text"
+    with pickling.plain_values_only():
+        assert pickling.unpack(pickling.dumps(plain)) == plain
+        for dangerous in (Dangerous(), os.getcwd, io.StringIO, Dangerous):
+            with pytest.raises(InvalidRequest, match="only plain values are shown"):
+                pickling.unpack(pickle.dumps(dangerous))
+        error = errors.load_error(errors.dump_error(ValueError("no luck")))
+        assert (type(error), str(error)) == (ValueError, "no luck")
+        assert "CalledProcessError" in str(errors.load_error(dumped)), "as text"
+    assert pickling.unpack(pickle.dumps(os.getcwd)) is os.getcwd, "as before"

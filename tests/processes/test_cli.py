@@ -254,7 +254,7 @@ def test_sql_gives_what_the_other_verbs_show(run: Fray, jobs: dict[str, str]) ->
     (used,) = rows("select sum(cpu_hours) as hours from usage")
     assert used["hours"] >= before > 0
     assert run("sql", "select what from events", "--limit", "1").err == (
-        "fray: only the first 1 rows are shown; --limit 0 shows all\n"
+        "fray: only the first 1 rows are shown; --limit 0 has all\n"
     )
     assert run("sql", "delete from jobs").err.startswith("fray: a query may only read: write SELECT")
     assert run("sql", "select nothing from jobs").code == 2

@@ -24,10 +24,10 @@ async def call(cluster: Cluster, options: argparse.Namespace) -> int:
     if not isinstance(keywords, dict):
         raise InvalidRequest("--keywords is not a JSON object: write '{\"name\": value}'")
     info = await find_actor(cluster, options)
-    # The code of others must not run here, with the key of the person who calls.
-    pickling.load_plain_values_only()
     method = getattr(ActorHandle(info.actor_id, info.name, None, current()), options.method)
-    result = await method.options(timeout_s=options.timeout)(*arguments, **keywords)
+    # The code of others must not run here, with the key of the person who calls.
+    with pickling.plain_values_only():
+        result = await method.options(timeout_s=options.timeout)(*arguments, **keywords)
     try:
         say_json(result)
     except TypeError as error:

@@ -204,7 +204,7 @@ class _Carrier:
                 self._receive()
             elif key.fd == self._input_fd:
                 self._write_input()
-            else:
+            elif key.fd in self._outputs:  # not the input that was closed by what was received just before
                 self._read_output(key.fd)
         return False
 

@@ -16,7 +16,8 @@ import sys
 import threading
 import traceback
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pickle import PickleBuffer as PickleBuffer  # others box buffers with it
 from typing import Any, TypeAlias
 
@@ -43,7 +44,7 @@ _PLAIN_NAMES = {
     *(("datetime", name) for name in ("datetime", "date", "time", "timedelta", "timezone")),
     ("collections", "OrderedDict"),
 }
-"""Classes that `load_plain_values_only` leaves, by module and name."""
+"""Classes that `plain_values_only` leaves, by module and name."""
 _TORCH, _modules = "torch", sys.modules
 
 
@@ -309,13 +310,19 @@ def loads(data: Bytes, buffers: Sequence[Bytes] = ()) -> Any:
     return pickle.loads(data, buffers=buffers) if buffers else pickle.loads(data)
 
 
-def load_plain_values_only() -> None:
-    """Refuse in this process, from now on, pickles that need code: for programs that show what others have returned.
+@contextmanager
+def plain_values_only() -> Iterator[None]:
+    """Refuse in this process, meanwhile, pickles that need code: for programs that show what others have returned.
 
     Left are None, booleans, numbers, strings, bytes, containers of these, dates, and Python's own exceptions.
     """
     global loads
+    before = loads
     loads = _load_plain  # by its name in this module, also for those who have imported the module
+    try:
+        yield
+    finally:
+        loads = before
 
 
 class _PlainUnpickler(pickle.Unpickler):
