@@ -84,6 +84,8 @@ class Cluster:
     """Address of the controller; with one beyond loopback all connections have TLS."""
     port: int = field(factory=_free_port)
     running: dict[str, subprocess.Popen[bytes]] = field(factory=dict)
+    commands: list[subprocess.Popen[str]] = field(factory=list)
+    """Commands that may wait for this cluster when it is gone."""
 
     @property
     def spec(self) -> str:
@@ -141,6 +143,9 @@ class Cluster:
         process.wait(timeout=WITHIN_S)
 
     def close(self) -> None:
+        for command in self.commands:
+            command.kill()
+            command.wait()
         for name in reversed(list(self.running)):
             process = self.running.pop(name)
             process.send_signal(signal.SIGTERM)

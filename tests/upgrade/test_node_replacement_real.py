@@ -76,7 +76,7 @@ class Site:
     def run_job(self, name: str, *words: str) -> subprocess.Popen[str]:
         """Run a job from the command line, which prints what it prints and exits as it does."""
         command = [sys.executable, "-m", "fray.cli", "run", "--name", name, "--cpu", "0.1", "--memory", "64MB", *words]
-        return subprocess.Popen(
+        started = subprocess.Popen(
             command,
             env=self.cluster.environ(ROOT),
             cwd=self.directory,
@@ -84,6 +84,8 @@ class Site:
             stderr=subprocess.STDOUT,
             text=True,
         )
+        self.cluster.commands.append(started)
+        return started
 
     def count_program(self) -> list[str]:
         """A program that writes its pid, and counts until there is a file ``finish``."""
