@@ -212,9 +212,11 @@ def test_all_that_it_has_started_ends_with(lab: Lab, ended: str) -> None:
             process.kill()
         else:
             asked("stop", job_id)
-            assert process.wait(timeout=LONG_S) == 1
+            # 137 if the command was killed before the process that carries it, which then says how it has ended.
+            code = process.wait(timeout=LONG_S)
             assert process.stderr is not None
-            assert b"the command was ended with its connection" in process.stderr.read()
+            said = process.stderr.read()
+            assert code == 137 or (code == 1 and b"the command was ended with its connection" in said)
     wait_until(lambda: not sleeping(seconds))
     if ended != "job":
         assert asked("show", job_id)["state"] == "running", "the job continues"
