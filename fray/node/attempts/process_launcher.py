@@ -341,7 +341,10 @@ class ProcessLauncher(Launcher):
             attempt.control.notify_with(far.fileno(), command=1)
         near.setblocking(False)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(near))
-        await stream.send_all(to_json(command).encode() + b"\n")
+        try:
+            await stream.send_all(to_json(command).encode() + b"\n")
+        except trio.BrokenResourceError:
+            raise Refused(f"{attempt_id} has ended") from None
         return stream
 
     def _request_end(self, attempt: RunningAttempt, what: str, overdue_s: float, value: float = 1) -> None:
