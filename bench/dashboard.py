@@ -55,6 +55,14 @@ def start_dashboard(port: int) -> tuple[subprocess.Popen[str], str]:
     return process, json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")["url"]
 
 
+def end(daemon: ControllerDaemon, dashboard: subprocess.Popen[str] | None) -> None:
+    """End both."""
+    if dashboard is not None:
+        dashboard.send_signal(SIGKILL)
+        dashboard.communicate()
+    daemon.stop(SIGTERM)
+
+
 async def measure(nodes: int, jobs: int, rest_s: float, directory: Path, say: Callable[[str], None]) -> None:
     """Run all of it."""
     with socket.socket() as probe:
@@ -90,10 +98,7 @@ async def measure(nodes: int, jobs: int, rest_s: float, directory: Path, say: Ca
                 say(f"update: median {1e3 * median(took_s):.0f} ms, longest {1e3 * max(took_s):.0f} ms")
                 nursery.cancel_scope.cancel()
     finally:
-        if dashboard is not None:
-            dashboard.send_signal(SIGKILL)
-            dashboard.communicate()
-        daemon.stop(SIGTERM)
+        end(daemon, dashboard)
 
 
 async def rest(pids: dict[str, int], for_s: float) -> str:

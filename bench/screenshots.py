@@ -13,12 +13,11 @@ import socket
 import tempfile
 import warnings
 from pathlib import Path
-from signal import SIGKILL, SIGTERM
 
 import trio
 
 import fray
-from bench.dashboard import start_dashboard
+from bench.dashboard import end, start_dashboard
 from bench.fleet import GB, ROOT, TOKEN, ControllerDaemon, TimerLauncher
 from fray import Entrypoint, JobRequest, ResourceConfig
 from fray.model.resources import Capacity, Device
@@ -140,10 +139,7 @@ async def run(directory: Path, images: Path) -> None:
                 await take(tab, url, images)
             nursery.cancel_scope.cancel()
     finally:
-        if dashboard is not None:
-            dashboard.send_signal(SIGKILL)
-            dashboard.communicate()
-        daemon.stop(SIGTERM)
+        end(daemon, dashboard)
 
 
 def main() -> None:

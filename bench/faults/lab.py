@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 import trio
 from attrs import define, field
 
+from bench.histories import files
 from fray.testing.wheels import make_wheel, offline
 
 ROOT = Path(__file__).parents[2]
@@ -118,11 +118,4 @@ class Lab:
 
 def read_lines(path: Path) -> list[dict[str, object]]:
     """Return the JSON lines of a driver or a job; the last one may be cut off by a kill."""
-    found = []
-    if path.exists():
-        for line in path.read_bytes().split(b"\n"):
-            try:
-                found.append(json.loads(line))
-            except ValueError:
-                continue
-    return found
+    return list(files.read_lines(path)) if path.exists() else []

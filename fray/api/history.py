@@ -25,7 +25,7 @@ from fray.model.messages.history import (
     SumAttempts,
 )
 from fray.model.messages.usage import GetUsage, UsageInfo
-from fray.model.monitoring.accounting import DAY_S, KEYS, Cost, UsageSum, cost, join_sums, sums
+from fray.model.monitoring.accounting import DAY_S, Cost, UsageSum, check_key, cost, join_sums, sums
 from fray.runtime.runtime import Runtime
 
 DEFAULT_S = 7 * 86_400.0
@@ -127,8 +127,7 @@ class HistoryQueries:
         """
         if not since_s > until_s >= 0:
             raise InvalidRequest(f"since_s={since_s:g} must be more than until_s={until_s:g}, which is 0 or more")
-        if by not in KEYS:
-            raise InvalidRequest(f"by={by!r} is not one of {', '.join(KEYS)}")
+        check_key(by)
         now = time.time()
         since, until = now - since_s, now - until_s
         rows = await self._sum_rows(

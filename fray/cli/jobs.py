@@ -6,7 +6,7 @@ import argparse
 import getpass
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import trio
 
@@ -27,7 +27,7 @@ from fray.cli.output import (
     say_json,
     width,
 )
-from fray.cli.target import find, find_all, listed, namespace_of
+from fray.cli.target import find, find_all, find_running, listed, namespace_of
 from fray.errors import DeadlineExceeded, InvalidRequest, NoSuchJob
 from fray.model import job_text
 from fray.model.ids import ANONYMOUS_PREFIX, JobId, split_attempt
@@ -380,10 +380,12 @@ async def _reservation(cluster: Cluster, name: str, unknown: NoSuchJob) -> Reser
 
 async def stacks(cluster: Cluster, options: argparse.Namespace) -> int:
     """Run ``fray stacks``."""
-    info = await find(cluster, options.job, options)
-    if info.state is not JobState.RUNNING:
-        raise InvalidRequest(f"job {info.job_id} is {info.state.value}: only running jobs have stacks")
-    found = await cluster.stacks(info.job_id)
+    info = await find_running(cluster, options, "only running jobs have stacks")
+    return show_stacks(await cluster.stacks(info.job_id), options)
+
+
+def show_stacks(found: Mapping[str, str], options: argparse.Namespace) -> int:
+    """Print stacks by attempt."""
     if options.json:
         say_json(found)
         return 0

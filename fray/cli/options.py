@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fray import __version__
 from fray.cli.history.options import add_cost, add_events, add_history, add_sql
-from fray.cli.inspection.options import add_actor, add_profile, add_report
+from fray.cli.inspection.options import add_actor, add_actor_list, add_profile, add_report
 from fray.cli.live.options import add_exec, add_top
 from fray.cli.parsing import Parser, Verbs, add_common, add_watch, one_job, verb, verb_group
 from fray.cli.rl.options import add_rl
@@ -384,13 +384,7 @@ def _reservation(verbs: Verbs) -> None:
 
 
 def _actors(verbs: Verbs) -> None:
-    parser = verb(
-        verbs, "actors", "nodes:actors", "list living actors", "  fray actors\n  fray actors --prefix policy/"
-    )
-    parser.add_argument("--prefix", default="", help="only actors whose names start with this")
-    parser.add_argument(
-        "--all-namespaces", "-A", action="store_true", help="all namespaces, whatever FRAY_NAMESPACE is"
-    )
+    add_actor_list(verbs, "actors", "  fray actors\n  fray actors --prefix policy/")
 
 
 def _up(verbs: Verbs) -> None:

@@ -16,7 +16,7 @@ from fray.errors import InvalidRequest, NoSuchJob
 from fray.model.ids import JobId
 from fray.model.log_records import LogLine
 from fray.model.messages.client import Role
-from fray.model.specs import JobInfo
+from fray.model.specs import JobInfo, JobState
 from fray.net.cluster_token import TOKEN_FILE_VARIABLE
 
 NAMED_LIMIT = 10
@@ -117,6 +117,19 @@ async def find(cluster: Cluster, text: str, options: argparse.Namespace) -> JobI
     # With a prefix, so that the error can list the jobs that may have been meant.
     found = await cluster.list_jobs(namespace_of(options), prefix=text)
     return choose(text, found)
+
+
+async def find_running(cluster: Cluster, options: argparse.Namespace, rule: str) -> JobInfo:
+    """Return the running job that the options name.
+
+    Raises:
+        NoSuchJob: none.
+        InvalidRequest: several, or a job in another state, with the ``rule``.
+    """
+    info = await find(cluster, options.job, options)
+    if info.state is not JobState.RUNNING:
+        raise InvalidRequest(f"job {info.job_id} is {info.state.value}: {rule}")
+    return info
 
 
 def choose(text: str, found: Sequence[JobInfo]) -> JobInfo:

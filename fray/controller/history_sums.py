@@ -12,7 +12,6 @@ from typing import Any
 from attrs import fields
 
 from fray.controller.history_tables import Database
-from fray.errors import InvalidRequest
 from fray.model.frozen import frozen
 from fray.model.ids import Namespace
 from fray.model.messages.history import AttemptRecord, AttemptSum, SumAttempts
@@ -28,7 +27,8 @@ _KEYS = {
     "job": "job_id",
     "cause": "CASE cause WHEN '' THEN 'running' ELSE cause END",
 }
-_DAY = "day"
+DAY = "day"
+"""Key of sums by day, which have user, namespace and kind of machine, too."""
 _COLUMNS = (
     *("attempt_id", "job_id", "name", "user", "namespace", "machine", "node", "cause", "cpu_milli", "memory_bytes"),
     *("device_kind", "device_variant", "devices", "queued_at", "placed_at", "ended_at", "cpu_s"),
@@ -54,12 +54,6 @@ class SumInput:
     namespaces: Sequence[Namespace] = ()
 
 
-def check_key(by: str) -> None:
-    """Raise InvalidRequest unless sums can be made by it."""
-    if by != _DAY and by not in _KEYS:
-        raise InvalidRequest(f"by={by!r} is not one of {', '.join([*_KEYS, _DAY])}")
-
-
 def recorded_namespaces(db: Database) -> list[Namespace]:
     """Return all namespaces of ended attempts."""
     return [row[0] for row in db.execute("SELECT DISTINCT namespace FROM past_attempts").fetchall()]
@@ -75,7 +69,7 @@ def sum_attempts(db: Database, given: SumInput) -> list[AttemptSum]:
     named = {"since": query.since, "until": query.until}
     try:
         _choose(db, given)
-        if query.by == _DAY:
+        if query.by == DAY:
             _add_days(db, named)
             source, key = "chosen JOIN days ON n BETWEEN first_day AND last_day", "date(n * 86400, 'unixepoch')"
             groups, begin, end = (
@@ -88,7 +82,7 @@ def sum_attempts(db: Database, given: SumInput) -> list[AttemptSum]:
             groups, begin, end = "key", ":since", ":until"
         held_s = f"min({end}, ifnull(ended_at, {end})) - max({begin}, placed_at)"
         db.execute(
-            f"CREATE TEMP TABLE held AS SELECT {key} AS key, {'n, ' if query.by == _DAY else ''}name, user, namespace, "
+            f"CREATE TEMP TABLE held AS SELECT {key} AS key, {'n, ' if query.by == DAY else ''}name, user, namespace, "
             "machine, job_id, cpu_milli / 1000.0 AS cpus, memory_bytes / 1073741824.0 AS gib, devices, cpu_s, "
             "iif(devices, device_kind || ':' || device_variant, '') AS kind, ended_at - placed_at AS whole_s, "
             "generation < ifnull(newest, 0) AS is_followed, cause = 'preempted' AS is_preempted, "
@@ -97,7 +91,7 @@ def sum_attempts(db: Database, given: SumInput) -> list[AttemptSum]:
             f"WHERE placed_at < {end} AND {held_s} >= 0",
             named,
         )
-        return _summed(db, groups, by_job=query.by == "job", by_day=query.by == _DAY)
+        return _summed(db, groups, by_job=query.by == "job", by_day=query.by == DAY)
     finally:
         for table in ("chosen", "latest", "days", "held"):
             db.execute(f"DROP TABLE IF EXISTS temp.{table}")

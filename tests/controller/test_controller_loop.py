@@ -205,13 +205,18 @@ def test_jobs_that_are_launched_together_are_stepped_in_several_turns_and_all_ac
     assert len(desk.context.state.jobs) == 540
 
 
-def test_a_due_timer_waits_for_what_was_pending_and_not_for_what_came_later(store: Witnessed) -> None:
-    clock = Clock()
+def with_a_lost_driver(store: Witnessed, clock: Clock) -> Desk:
     desk = Desk(store, clock).begin()
     desk.driver()
     desk.loop.run_turn()
     desk.loop.post(SessionLost(session="d"))
     desk.loop.run_turn()
+    return desk
+
+
+def test_a_due_timer_waits_for_what_was_pending_and_not_for_what_came_later(store: Witnessed) -> None:
+    clock = Clock()
+    desk = with_a_lost_driver(store, clock)
     clock.now += 3600.0  # the driver was given up long ago, but its return is among the pending events
     for number in range(BATCH_LIMIT_UNITS):
         desk.driver(f"other-{number}")
@@ -223,11 +228,7 @@ def test_a_due_timer_waits_for_what_was_pending_and_not_for_what_came_later(stor
 
 def test_a_due_timer_does_not_wait_for_ever_behind_events(store: Witnessed) -> None:
     clock = Clock()
-    desk = Desk(store, clock).begin()
-    desk.driver()
-    desk.loop.run_turn()
-    desk.loop.post(SessionLost(session="d"))
-    desk.loop.run_turn()
+    desk = with_a_lost_driver(store, clock)
     clock.now += 3600.0
     turns = 0
     while "d" in desk.context.state.sessions and desk.context.state.sessions["d"].phase is not SessionPhase.ENDED:

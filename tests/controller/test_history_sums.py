@@ -18,7 +18,7 @@ from fray.controller.history_sums import SumInput, recorded_namespaces, sum_atte
 from fray.controller.store import Store
 from fray.errors import InvalidRequest, StoreError
 from fray.model.messages.history import AttemptRecord, AttemptSum, AttemptSums, SumAttempts
-from fray.model.monitoring.accounting import DAY_S, GIB, KEYS, UsageSum, join_sums, sums
+from fray.model.monitoring.accounting import DAY_S, GIB, KEYS, UsageSum, check_key, join_sums, sums
 from fray.model.specs import JobState
 from tests.controller.test_history_requests import all_attempts
 from tests.support.controller import Stage, spec, stage
@@ -229,4 +229,4 @@ async def test_more_rows_than_a_reply_has_are_left_to_the_client(
 
 def test_a_key_of_a_request_is_no_sql() -> None:
     with pytest.raises(InvalidRequest):
-        history_sums.check_key("user; DROP TABLE past_attempts")
+        check_key("user; DROP TABLE past_attempts", history_sums.DAY)

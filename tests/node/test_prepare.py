@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fray.model.specs import AttemptSpec, EntryKind, JobSpec
-from fray.node.job_process.bootstrap import ProcessSpec, job_variables, working_directory
+from fray.node.job_process.bootstrap import job_variables, working_directory
 from fray.node.prepare import PreparedEnvironment
 
 
@@ -27,11 +27,6 @@ def test_secrets_are_in_no_repr() -> None:
 
 
 def test_a_job_works_where_its_files_are_then_where_its_author_was_then_in_its_own_directory() -> None:
-    def body(cwd: str | None, author: str | None) -> ProcessSpec:
-        return ProcessSpec(
-            attempt_spec=attempt_spec(cwd=author), entry="", variables={}, cwd=cwd, outcome_fd=-1, control_fd=-1
-        )
-
-    assert working_directory(body("/usr", "/var")) == "/usr"
-    assert working_directory(body(None, "/var")) == "/var"
-    assert working_directory(body(None, "/no/such")) == "/tmp"
+    assert working_directory(attempt_spec(cwd="/var"), "/usr") == "/usr"
+    assert working_directory(attempt_spec(cwd="/var"), None) == "/var"
+    assert working_directory(attempt_spec(cwd="/no/such"), None) == "/tmp"

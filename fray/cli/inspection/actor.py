@@ -8,7 +8,8 @@ from typing import Any
 
 from fray.api.actors.handle import ActorHandle
 from fray.api.cluster import Cluster
-from fray.cli.output import say, say_json
+from fray.cli.jobs import show_stacks
+from fray.cli.output import say_json
 from fray.cli.target import NAMED_LIMIT, namespace_of
 from fray.errors import InvalidRequest, NoSuchActor
 from fray.model.actors import ActorInfo
@@ -48,13 +49,7 @@ async def stack(cluster: Cluster, options: argparse.Namespace) -> int:
     if info.served:
         raise InvalidRequest(f"actor {info.actor_id} is served by a driver, whose stacks the cluster cannot capture")
     host, _ = split_actor_id(info.actor_id)
-    found = await cluster.stacks(host)
-    if options.json:
-        say_json(found)
-        return 0
-    for attempt_id, text in found.items():
-        say([f"== {attempt_id}", text, ""])
-    return 0
+    return show_stacks(await cluster.stacks(host), options)
 
 
 async def find_actor(cluster: Cluster, options: argparse.Namespace) -> ActorInfo:

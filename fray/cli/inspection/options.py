@@ -9,11 +9,7 @@ from fray.cli.parsing import Verbs, one_job, verb, verb_group
 
 def add_actor(verbs: Verbs) -> None:
     below = verb_group(verbs, "actor", "list actors, call their methods, show their stacks: `fray actor ls`")
-    listing = verb(below, "ls", "nodes:actors", "list living actors", "  fray actor ls --prefix policy/")
-    listing.add_argument("--prefix", default="", help="only actors whose names start with this")
-    listing.add_argument(
-        "--all-namespaces", "-A", action="store_true", help="all namespaces, whatever FRAY_NAMESPACE is"
-    )
+    add_actor_list(below, "ls", "  fray actor ls --prefix policy/")
     text = "call a method of an actor with JSON arguments, and print the result as JSON"
     example = (
         "  fray actor call counter add 3\n"
@@ -28,6 +24,15 @@ def add_actor(verbs: Verbs) -> None:
     text = "print the stacks of all threads of the process of an actor"
     stack = verb(below, "stack", "inspection.actor:stack", text, "  fray actor stack counter")
     stack.add_argument("actor", metavar="ACTOR", help="id or name")
+
+
+def add_actor_list(verbs: Verbs, name: str, example: str) -> None:
+    """Add a verb of this name that lists actors."""
+    parser = verb(verbs, name, "nodes:actors", "list living actors", example)
+    parser.add_argument("--prefix", default="", help="only actors whose names start with this")
+    parser.add_argument(
+        "--all-namespaces", "-A", action="store_true", help="all namespaces, whatever FRAY_NAMESPACE is"
+    )
 
 
 def add_profile(verbs: Verbs) -> None:

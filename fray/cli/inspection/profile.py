@@ -15,9 +15,8 @@ import trio
 from fray import __version__
 from fray.api.cluster import Cluster
 from fray.cli.output import note, say_json
-from fray.cli.target import find
+from fray.cli.target import find_running
 from fray.errors import InvalidRequest
-from fray.model.specs import JobState
 from fray.model.text import plural
 
 Frame: TypeAlias = tuple[str, str, int]
@@ -39,9 +38,7 @@ async def profile(cluster: Cluster, options: argparse.Namespace) -> int:
     """Run ``fray profile``."""
     if not 0 < options.seconds <= 3600:
         raise InvalidRequest(f"--seconds {options.seconds:g} must be above 0, and at most 3600")
-    info = await find(cluster, options.job, options)
-    if info.state is not JobState.RUNNING:
-        raise InvalidRequest(f"job {info.job_id} is {info.state.value}: only running jobs have stacks")
+    info = await find_running(cluster, options, "only running jobs have stacks")
     output: Path = options.output or Path(f"{info.name.replace('/', '-')}.speedscope.json")
     samples: list[tuple[float, str, list[Frame]]] = []
     captures, problem = 0, ""

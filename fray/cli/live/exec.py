@@ -16,11 +16,10 @@ from fray.api.cluster import Cluster
 from fray.cli.live.terminal import is_terminal, raw_keyboard
 from fray.cli.main import PIPE_CLOSED
 from fray.cli.output import say_json
-from fray.cli.target import find
-from fray.errors import ConnectionFailed, InvalidRequest
+from fray.cli.target import find_running
+from fray.errors import ConnectionFailed
 from fray.model.messages.command_frames import FrameKind, FrameReader, data_frame, number_frame, number_of, size_frame
 from fray.model.messages.tunnels import OpenTunnel, RunCommand
-from fray.model.specs import JobState
 from fray.net.tunnels.byte_stream import ByteStreamTunnel
 from fray.runtime.runtime import current
 
@@ -31,9 +30,7 @@ FRAMES_AHEAD = 4
 
 async def run_command(cluster: Cluster, options: argparse.Namespace) -> int:
     """Run ``fray exec``."""
-    info = await find(cluster, options.job, options)
-    if info.state is not JobState.RUNNING:
-        raise InvalidRequest(f"job {info.job_id} is {info.state.value}: commands run in running jobs only")
+    info = await find_running(cluster, options, "commands run in running jobs only")
     has_terminal = is_terminal() and not options.no_terminal and not options.json
     size = shutil.get_terminal_size() if has_terminal else os.terminal_size((0, 0))
     command = RunCommand(

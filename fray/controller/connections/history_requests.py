@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fray.controller.connections.access import AccessScope, scope_for
-from fray.controller.history_sums import ROWS_LIMIT, SumInput, check_key, recorded_namespaces
+from fray.controller.history_sums import DAY, ROWS_LIMIT, SumInput, recorded_namespaces
 from fray.controller.history_sums import sum_attempts as sum_in_sql
 from fray.errors import InvalidRequest
 from fray.model.messages.client import Event
@@ -21,6 +21,7 @@ from fray.model.messages.history import (
     NodeHistory,
     SumAttempts,
 )
+from fray.model.monitoring.accounting import check_key
 from fray.model.text import name_pattern
 from fray.net.transport import Bytes
 from fray.scheduler.history import attempt_record
@@ -49,9 +50,7 @@ def get_attempts(client: ClientConnection, ref: int, message: GetAttempts, blobs
     else:
         raise InvalidRequest(f"cursor={message.cursor!r}: send that of the page before")
     scope = scope_for(client, GetAttempts)
-    if scope is None:
-        return page, ()
-    own = tuple(one for one in page.attempts if scope.has_attempt(one.job_id, one.user, one.namespace))
+    own = tuple(one for one in page.attempts if _is_own(scope, one))
     return AttemptPage(attempts=own, cursor=page.cursor), ()
 
 
@@ -90,13 +89,18 @@ def _matches(message: GetAttempts | SumAttempts, one: AttemptRecord) -> bool:
     )
 
 
+def _is_own(scope: AccessScope | None, one: AttemptRecord) -> bool:
+    """Return whether the client may see it; None: all."""
+    return scope is None or scope.has_attempt(one.job_id, one.user, one.namespace)
+
+
 def sum_attempts(client: ClientConnection, ref: int, message: SumAttempts, blobs: Sequence[Bytes]) -> Any:
     """Answer with sums, later.
 
     Raises:
         InvalidRequest: an unknown key.
     """
-    check_key(message.by)
+    check_key(message.by, DAY)
     client.hub.start_soon(_sum_attempts, client, ref, message)
 
 
@@ -110,11 +114,7 @@ async def _sum_attempts(client: ClientConnection, ref: int, message: SumAttempts
         spaces = [space for space in await store.read_apart(recorded_namespaces) if scope.has_namespace(space)]
     # Living ones and the last row at the same moment: an attempt that ends meanwhile is in the sums once.
     living = (attempt_record(state, state.attempts[one]) for node in sorted(state.nodes) for one in state.on_node[node])
-    chosen = [
-        one
-        for one in living
-        if _matches(message, one) and (scope is None or scope.has_attempt(one.job_id, one.user, one.namespace))
-    ]
+    chosen = [one for one in living if _matches(message, one) and _is_own(scope, one)]
     user = None if scope is None else scope.user
     first, last = store.history.sum_rows(message.since)
     given = SumInput(message, first, last, chosen, user, spaces)

@@ -93,9 +93,7 @@ class AttemptMetricsStore:
         """
         info = info.with_metrics(self.last_reported)
         # Mostly nothing is to be cut, and then the record is not copied.
-        if not any(
-            attempt.captured or attempt.calls or len(attempt.message) > LISTED_LIMIT_BYTES for attempt in info.attempts
-        ):
+        if not any(map(_is_shortened, info.attempts)):
             return info
         return evolve(info, attempts=tuple(map(_shortened, info.attempts)))
 

@@ -91,6 +91,12 @@ class Cost:
     """Resources without a price that were held: ``cpu``, ``memory`` or kinds of accelerators."""
 
 
+def check_key(by: str, *more: str) -> None:
+    """Raise InvalidRequest unless sums can be made by it: a key of `KEYS`, or one of ``more``."""
+    if by not in (keys := (*KEYS, *more)):
+        raise InvalidRequest(f"by={by!r} is not one of {', '.join(keys)}")
+
+
 def sums(attempts: Sequence[AttemptRecord], by: str, since: float, until: float) -> list[UsageSum]:
     """Return the sums of what attempts held between two times, by key; the largest use first.
 
@@ -102,8 +108,7 @@ def sums(attempts: Sequence[AttemptRecord], by: str, since: float, until: float)
     Raises:
         InvalidRequest: an unknown key.
     """
-    if by not in KEYS:
-        raise InvalidRequest(f"by={by!r} is not one of {', '.join(KEYS)}")
+    check_key(by)
     places = [split_attempt(one.attempt_id) for one in attempts]
     latest: dict[JobId, int] = {}
     for one, (_, generation, _) in zip(attempts, places, strict=True):

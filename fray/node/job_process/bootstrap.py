@@ -97,12 +97,12 @@ def job_variables(
     }
 
 
-def working_directory(body: ProcessSpec) -> str:
+def working_directory(attempt_spec: AttemptSpec, prepared: str | None) -> str:
     """Return where the job starts: as prepared, else the author's directory, else the attempt's own."""
-    cwd = body.cwd or body.attempt_spec.spec.cwd
+    cwd = prepared or attempt_spec.spec.cwd
     # The author's directory exists on the driver's machine, and seldom on others; it may be closed to an account.
     usable = cwd and os.path.isdir(cwd) and os.access(cwd, os.X_OK)
-    return cwd if cwd and usable else body.attempt_spec.directory or "."
+    return cwd if cwd and usable else attempt_spec.directory or "."
 
 
 def _fray_variables(attempt_spec: AttemptSpec) -> dict[str, str]:
@@ -182,7 +182,7 @@ def _set_up_process(body: ProcessSpec) -> Callable[[AttemptSpec, int, int], None
     os.environ.update(body.variables)
     # The C library reads TZ once, in the zygote.
     time.tzset()
-    os.chdir(working_directory(body))
+    os.chdir(working_directory(body.attempt_spec, body.cwd))
     sys.path[:0] = [entry for entry in body.sys_path if entry not in sys.path]
     _extend_path(spec.sys_path if body.at_home else own_code(spec.sys_path), spec.cwd)
     sys.argv = [spec.name]

@@ -27,7 +27,7 @@ from fray.model.messages.command_frames import FrameKind, FrameReader, data_fram
 from fray.model.messages.tunnels import ARGV_LIMIT_BYTES, RunCommand
 from fray.net.codec import from_json
 from fray.node.accounts.switch import become, set_environ
-from fray.node.job_process.bootstrap import ProcessSpec, job_variables, working_directory
+from fray.node.job_process.bootstrap import job_variables, working_directory
 from fray.node.linux.cgroups import Cgroup
 from fray.node.linux.process_tree import become_subreaper, descendants, die_with, end_descendants, set_title
 from fray.node.resources.allocation import Allocation
@@ -121,8 +121,9 @@ def _carry_command(
             set_environ(os.environ, account)
             die_with(shim)
         os.environ.update(variables)
+        directory = working_directory(config.attempt_spec, config.prepared.cwd)
         with socket.socket(fileno=descriptor) as connection:
-            carrier = _Carrier(connection, _receive_command(connection), _directory(config))
+            carrier = _Carrier(connection, _receive_command(connection), directory)
             if is_allowed:
                 carrier.run()
             else:
@@ -140,18 +141,6 @@ def _receive_command(connection: socket.socket) -> RunCommand:
     while not line.endswith(b"\n") and len(line) < 8 * ARGV_LIMIT_BYTES and (byte := connection.recv(1)):
         line += byte
     return from_json(RunCommand, line.decode())
-
-
-def _directory(config: ShimConfig) -> str:
-    body = ProcessSpec(
-        attempt_spec=config.attempt_spec,
-        entry=config.entry,
-        variables={},
-        cwd=config.prepared.cwd,
-        outcome_fd=-1,
-        control_fd=-1,
-    )
-    return working_directory(body)
 
 
 class _Lost(Exception):

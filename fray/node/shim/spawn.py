@@ -187,7 +187,7 @@ def _run_program(body: ProcessSpec, before: tuple[str, ...]) -> NoReturn:
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     try:
-        os.chdir(working_directory(body))
+        os.chdir(working_directory(body.attempt_spec, body.cwd))
         environ = {**os.environ, **body.variables}
         # In the PATH of the job, not of the zygote. execve itself searches none.
         program = shutil.which(argv[0], path=environ.get("PATH", os.defpath)) or argv[0]
@@ -203,7 +203,7 @@ def _run_container(body: ProcessSpec, prepared: PreparedEnvironment) -> NoReturn
     from fray.node.containers.engine import TICKET, run_command
 
     attempt_spec = body.attempt_spec
-    user, cwd = f"{os.getuid()}:{os.getgid()}", working_directory(body)
+    user, cwd = f"{os.getuid()}:{os.getgid()}", working_directory(body.attempt_spec, body.cwd)
     # O_EXCL: not through a link, since the directory may belong to an account already.
     ticket = os.open(f"{attempt_spec.directory}/{TICKET}", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     # Secrets are in no file: they reach the container as variables, by name on the command line.
