@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -33,6 +32,7 @@ from bench.fleet import ROOT, TOKEN, ControllerDaemon, SimulatedFleet
 from fray import Entrypoint, JobRequest, ResourceConfig
 from fray.net.file_limits import raise_limit
 from tests.support.chromium import Tab, open_tab
+from tests.support.ports import free_port
 
 FAR = ResourceConfig.with_cpu(cpu=1_000, memory="1GB")
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -65,9 +65,7 @@ def end(daemon: ControllerDaemon, dashboard: subprocess.Popen[str] | None) -> No
 
 async def measure(nodes: int, jobs: int, rest_s: float, directory: Path, say: Callable[[str], None]) -> None:
     """Run all of it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     daemon, fleet = ControllerDaemon(directory, port), SimulatedFleet(nodes, port, 1e6)
     dashboard = None
     try:

@@ -17,7 +17,6 @@ import argparse
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import tempfile
@@ -43,6 +42,7 @@ from fray.node.launcher import Launcher
 from fray.node.logs.store import MemoryLogs
 from fray.node.membership import ClusterMembership
 from fray.node.run import run_node
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[1]
 TOKEN = "a-token-for-a-fleet"
@@ -230,9 +230,7 @@ async def _open_cluster(port: int) -> AsyncIterator[fray.Cluster]:
 
 async def measure(nodes: int, jobs: int, runs_s: float, directory: Path) -> Mapping[str, Mapping[str, float]]:
     """Run all of it; return the figures by name."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     daemon, fleet = ControllerDaemon(directory, port), SimulatedFleet(nodes, port, runs_s)
     found: dict[str, Mapping[str, float]] = {}
     try:

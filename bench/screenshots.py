@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import socket
 import tempfile
 import warnings
 from pathlib import Path
@@ -26,6 +25,7 @@ from fray.net.transports.websocket import WebSocketNetwork
 from fray.node.config import NodeConfig
 from fray.node.run import run_node
 from tests.support.chromium import Tab, open_tab
+from tests.support.ports import free_port
 
 POLICY = """
 [prices]
@@ -120,9 +120,7 @@ async def shoot(tab: Tab, path: Path) -> None:
 
 async def run(directory: Path, images: Path) -> None:
     """Run the cluster and take the screenshots."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     (directory / "policy.toml").write_text(POLICY)
     daemon = ControllerDaemon(directory, port, options=("--policy", str(directory / "policy.toml")))
     dashboard = None

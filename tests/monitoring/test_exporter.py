@@ -21,8 +21,9 @@ import pytest
 import trustme
 
 from tests.monitoring.test_grafana import queries
-from tests.processes.lab import Lab, free_port, open_lab
+from tests.processes.lab import Lab, open_lab
 from tests.support.dashboards import running_server
+from tests.support.ports import free_port
 
 RULES = Path(__file__).parents[2] / "deploy/prometheus/alerts.yml"
 NOT_OF_THIS_CLUSTER = re.compile(r"fray_machine_group|increase\(|fray_user_|fray_\w*jobs|rate\(fray_job_wait")

@@ -15,15 +15,10 @@ from pathlib import Path
 import trio
 
 from fray import ResourceConfig
+from tests.support.ports import free_port
 
 TOKEN = "a-token-hard-to-guess"
 SMALL = ResourceConfig.with_cpu(cpu=0.5, memory="100MB")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Lab:

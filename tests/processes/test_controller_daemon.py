@@ -30,6 +30,7 @@ from fray.net.transport import Credential
 from fray.net.transports.pending import PENDING_LIMIT
 from fray.net.transports.websocket import WebSocketNetwork
 from tests.support.forwarded_port import forward_port
+from tests.support.ports import free_port
 from tests.support.silent_connections import silent
 
 TOKEN = "a-token-hard-to-guess"
@@ -93,12 +94,6 @@ def daemons() -> Iterator[Any]:
 @pytest.fixture
 def store(tmp_path: Path) -> str:
     return str(tmp_path / "store")
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 # Starting, and refusing to

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fray.deploy.daemons import CONTROLLER, NODE, MachineCluster, read_cluster
-from tests.processes.lab import free_port
+from tests.support.ports import free_port
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 DRIVER = """

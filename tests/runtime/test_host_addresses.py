@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from fray.net.transports.websocket import WebSocketNetwork
 from fray.runtime.actors.server import ActorHostServer, host_of
 from fray.runtime.calls.wire import CALLER_KEY_ID
 from fray.runtime.runtime import Runtime
+from tests.support.ports import free_port
 
 
 @asynccontextmanager
@@ -94,7 +94,7 @@ async def test_an_actor_server_has_an_address_for_other_machines_where_they_reac
         async with fray.ActorServer(cluster) as closed:
             assert re.fullmatch(r"127\.0\.0\.1:\d+", closed.address)
         host.is_networked, host.advertise = True, lambda: "127.0.0.2"
-        for port in (0, find_port()):
+        for port in (0, free_port()):
             async with fray.ActorServer(cluster, port=port) as server:
                 assert re.fullmatch(rf"127\.0\.0\.2:{port or '[0-9]+'}#[0-9a-f]{{64}}", server.address)
                 await server.register("adder", Adder())
@@ -151,9 +151,3 @@ async def report_of(
             if endpoint.addresses == addresses:
                 return endpoint
     return None
-
-
-def find_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])

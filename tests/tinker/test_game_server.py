@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
@@ -24,6 +22,7 @@ from fray.errors import InvalidRequest  # noqa: E402
 from fray.tinker import game  # noqa: E402
 from fray.tinker.core.environments import shard_of  # noqa: E402
 from fray.tinker.http_client import JsonConnection, JsonReply, ServerUnreachable  # noqa: E402
+from tests.support.ports import free_port  # noqa: E402
 
 
 class Count:
@@ -188,8 +187,7 @@ async def test_servers_of_the_command_are_processes_that_are_started_again_and_e
     file.write_text(
         "import os\nclass Pid:\n    def reset(self): return str(os.getpid())\n    def step(self, action): os._exit(3)\n"
     )
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port(consecutive=2)
     command = [sys.executable, "-m", "fray.cli", "tinker", "game", f"{file}:Pid", "--port", str(port), "--count", "2"]
 
     async def pid_at(number: int) -> int:
@@ -204,7 +202,9 @@ async def test_servers_of_the_command_are_processes_that_are_started_again_and_e
             finally:
                 connection.close()
 
-    process = await trio.lowlevel.open_process(command, stderr=subprocess.DEVNULL)
+    log = tmp_path / "log"
+    with log.open("wb") as stderr:
+        process = await trio.lowlevel.open_process(command, stderr=stderr)
     try:
         with trio.fail_after(60.0):
             first, second = await pid_at(port), await pid_at(port + 1)
@@ -215,7 +215,7 @@ async def test_servers_of_the_command_are_processes_that_are_started_again_and_e
     finally:
         process.send_signal(end)
         with trio.fail_after(20.0):
-            assert await process.wait() == code
+            assert await process.wait() == code, log.read_text()
             while True:
                 try:
                     await trio.to_thread.run_sync(JsonConnection(f"http://127.0.0.1:{port}").request, "GET", "/health")

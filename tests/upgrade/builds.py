@@ -20,6 +20,8 @@ from pathlib import Path
 import pytest
 from attrs import define, field
 
+from tests.support.ports import free_port
+
 ROOT = Path(__file__).parents[2]
 PREVIOUS, RECENT = "previous_build", "recent_build"
 """Files that name the commit of the previous release, and a recent one (when they move: CONTRIBUTING.md)."""
@@ -68,12 +70,6 @@ def wait_until(is_so: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @define
 class Cluster:
     """Daemons and drivers of several builds, on one store and one port."""
@@ -82,7 +78,7 @@ class Cluster:
     store: Path
     host: str = "127.0.0.1"
     """Address of the controller; with one beyond loopback all connections have TLS."""
-    port: int = field(factory=_free_port)
+    port: int = field(factory=free_port)
     running: dict[str, subprocess.Popen[bytes]] = field(factory=dict)
     commands: list[subprocess.Popen[str]] = field(factory=list)
     """Commands that may wait for this cluster when it is gone."""

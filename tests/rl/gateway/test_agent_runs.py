@@ -6,7 +6,6 @@ import asyncio
 import importlib.util
 import json
 import os
-import socket
 import ssl
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import trio
 
 from fray import rl
 from fray.rl.journal_file import read_failures
+from tests.support.ports import free_port
 
 pytestmark = [
     pytest.mark.torch,
@@ -136,8 +136,7 @@ async def solve_elsewhere(task: dict[str, Any], llm: rl.LLM) -> rl.Score:
 
 
 def test_agents_and_clients_on_other_machines_use_tls_and_the_key_of_the_run(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.2", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port("127.0.0.2")
     run = rl.Run(
         model=MODEL,
         data=[{"port": port}],
