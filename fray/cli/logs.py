@@ -9,7 +9,6 @@ from fray.api.cluster import Cluster
 from fray.cli.formatting import span_of
 from fray.cli.output import clock, has_colors, note
 from fray.cli.target import find
-from fray.model.ids import split_attempt
 from fray.model.log_records import LogLine, LogLineKind
 from fray.model.specs import JobInfo
 from fray.model.text import plural, visible_text, without_colors
@@ -52,8 +51,7 @@ def no_output_text(info: JobInfo, options: argparse.Namespace) -> str:
 
 
 def _attempts(info: JobInfo) -> str:
-    count = 1 + max((split_attempt(attempt.attempt_id)[1] for attempt in info.attempts), default=-1)
-    return plural(count, "attempt")
+    return plural(1 + sum(info.retries.values()) if info.attempts else 0, "attempt")
 
 
 def print_log_line(line: LogLine, options: argparse.Namespace) -> None:

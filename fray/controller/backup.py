@@ -14,6 +14,7 @@ from pathlib import Path
 from fray.controller.restore import restore_state
 from fray.controller.store import Store, copy_database
 from fray.errors import InvalidRequest, StoreError
+from fray.scheduler.jobs.retention import skip_generations
 
 DATABASE = "fray.db"
 LEFT_OUT = ("fray.db", "lock", "machines", "backup-")
@@ -142,7 +143,22 @@ def restore(file: Path, store: Path) -> None:
     if not (store / DATABASE).exists():
         raise InvalidRequest(f"{file} is not a backup of a store: it has no {DATABASE}")
     with closing(Store(store)) as restored:
-        # Nodes ignore orders of an earlier epoch than the last they have seen, and the controller of the backup may
-        # have been started many times since. The clock is ahead of any count of starts.
-        epoch = restored.load().meta.get("epoch", 0)
-        restored.save(meta={"epoch": max(epoch, int(time.time()))})
+        supersede(restored, time.time())
+
+
+def supersede(restored: Store, now: float) -> None:
+    """Let nothing that was numbered since the backup be numbered a second time.
+
+    Args:
+        now: seconds since the epoch, of the wall.
+
+    Raises:
+        StoreError: the store cannot be written, or a row in it cannot be read.
+    """
+    loaded = restored.load()
+    state = restore_state(restored, loaded, 0.0, None)
+    skip_generations(state)
+    upserts, deletes = state.take_dirty()
+    # Nodes ignore orders of an earlier epoch than the last they have seen, and the controller of the backup may have
+    # been started many times since. The clock is ahead of any count of starts.
+    restored.save(upserts, deletes, meta={"epoch": max(loaded.meta.get("epoch", 0), int(now))})

@@ -130,8 +130,6 @@ class GroundTruth:
     """Time at which each of them was continued last: what it does late by then, it could not do sooner."""
     offered: dict[str, Capacity] = Factory(dict)
     """Capacity of each machine, by name."""
-    lost_from_store: set[AttemptId] = Factory(set)
-    """Attempts that ended between a backup of the store and its return: the controller may start them again."""
     uses: Counter[str] = Factory(Counter)
     """Number of times that something happened which no event of the controller shows."""
     _not_begun: list[JobSpec] = Factory(list)
@@ -156,7 +154,7 @@ class GroundTruth:
     def began(self, attempt_id: AttemptId, machine: str, spec: JobSpec, devices: tuple[str, ...]) -> None:
         """Record that a machine has started the process of an attempt."""
         process_run = ProcessRun(attempt_id, machine, spec, devices, self.clock())
-        if attempt_id in self.processes and attempt_id not in self.lost_from_store:
+        if attempt_id in self.processes:
             self.breach("P4", f"{attempt_id} was started again on {machine}")
         if process_run.spec.actor is None or not process_run.spec.actor.may_overlap:
             self._check_successor(process_run)
@@ -337,8 +335,7 @@ class GroundTruth:
             return run
         self._check_not_replaced(run)
         earlier = self.runs.setdefault(token, [])
-        may_repeat = token in self.repeatable or incarnation in self.lost_from_store
-        if not may_repeat and any(other.incarnation == incarnation for other in earlier):
+        if token not in self.repeatable and any(other.incarnation == incarnation for other in earlier):
             self.breach("P4", f"{token} was executed twice by {incarnation}")
         earlier.append(run)
         self.open_runs[id(run)] = run

@@ -14,7 +14,6 @@ from pathlib import Path
 import trio
 
 from fray.controller.accepted_tokens import CHECK_S, drop_previous_token, rotate_token
-from fray.model.ids import split_attempt
 from fray.scheduler.state.unit_rows import UnitPhase
 from fray.testing.faults import Fault, FaultTarget, Wait
 from fray.testing.sim_cluster import CONTROLLER, RESTART_S
@@ -106,13 +105,7 @@ async def store_restored(target: FaultTarget, rng: random.Random, span_s: float,
     if controller.running is None:
         return ""
     controller.back_up()
-    since, truth = trio.current_time(), target.sim.truth
     await wait(span_s)
-    lost = {one.attempt_id for one in truth.processes.values() if one.ended and one.ended >= since}
-    truth.lost_from_store |= lost
-    for attempt_id in lost:
-        # A gang that is started again in the same generation has other machines and ports.
-        truth.gangs.pop(split_attempt(attempt_id)[:2], None)
     # The machines, too: what ended since the backup is given up a second time.
     with target.fault_history.trouble(CONTROLLER, *target.sim.machines):
         await controller.restore()

@@ -25,6 +25,7 @@ import fray.node.membership
 import fray.runtime.open
 from fray.api.cluster import Cluster, cluster_of
 from fray.controller.accepted_tokens import AcceptedTokens
+from fray.controller.backup import supersede
 from fray.controller.provider_driver import ProviderFactory
 from fray.controller.serve import RunningController, run_controller
 from fray.controller.store import Store
@@ -292,8 +293,7 @@ class SimController:
         assert self._store is not None
         assert self._backup is not None
         self._backup.backup(self._store._db)
-        # Nodes ignore orders of an earlier epoch than the last they have seen (`fray.controller.backup.restore`).
-        self._store.save(meta={"epoch": int(EPOCH_S + self._sim.clock_ahead_s + trio.current_time())})
+        supersede(self._store, EPOCH_S + self._sim.clock_ahead_s + trio.current_time())
         self._backup = None
         self.restores += 1
         await self.start()

@@ -58,6 +58,8 @@ async def test_a_restored_backup_of_a_running_controller_is_the_same_cluster(
         driver = await again.client()
         jobs = (await driver.ask(ListJobs(namespace="*"))).jobs
         assert {job.name: job.state for job in jobs} == {"done": JobState.SUCCEEDED, "waits": JobState.PENDING}
+        waits = next(row for row in again.controller.state.jobs.values() if row.spec.name == "waits")
+        assert waits.generation == 100_000  # earlier ones may have been used since the backup
         assert again.store.blob(jobs[0].value) == b"a result"
         again.store.close()
 

@@ -15,7 +15,7 @@ from fray.scheduler.effects import (
     NamesChanged,
 )
 from fray.scheduler.explain.explain import explain
-from fray.scheduler.jobs.retention import truncate_outcome
+from fray.scheduler.jobs.retention import skip_generations, truncate_outcome
 from fray.scheduler.lifecycle import (
     ATTEMPT_TABLE,
     BUDGETS,
@@ -177,6 +177,31 @@ def test_records_of_old_generations_are_bounded() -> None:
     kept = [attempt.attempt_id for attempt in scheduler.info("a").attempts]
     assert kept == ["a:6:0", "a:7:0", "a:8:0", "a:9:0"]
     assert scheduler.state.blob_refs == {}
+
+
+def test_no_generation_is_used_twice_by_the_jobs_of_a_restored_store(scheduler: Cluster) -> None:
+    scheduler.launch(job("runs", demand(4), max_retries_failure=2), job("other", demand(4)))
+    scheduler.launch(job("waits", demand(4)))
+    scheduler.see("runs:0:0", ended(EndReason.FAILURE))
+    scheduler.run("runs:1:0", "other:0:0")
+    for first in (100_001, 200_001):
+        skip_generations(scheduler.state)
+        scheduler.save()
+        scheduler.restart()
+        assert scheduler.state.meta.first_generation == first
+    scheduler.driver()
+    # What runs according to the backup may still do.
+    running = {"n1": "runs:1:0", "n2": "other:0:0"}
+    for name, attempt in running.items():
+        scheduler.node(name)
+        scheduler.report(name, [(attempt, Phase.RUNNING)], full=True)
+        assert list(scheduler.desired(name)) == [attempt]
+    scheduler.see("other:0:0", ended())
+    scheduler.see("runs:1:0", ended(EndReason.FAILURE))
+    scheduler.tick(scheduler.now + 60.0)
+    scheduler.launch(job("new", demand(0)))
+    kept = [[each.attempt_id for each in scheduler.info(name).attempts] for name in ("waits", "runs", "new")]
+    assert kept == [["waits:200001:0"], ["runs:200001:0"], ["new:200001:0"]]
 
 
 def test_what_a_large_gang_says_of_its_end_is_bounded_together() -> None:

@@ -14,6 +14,7 @@ from attrs import evolve
 from fray.model.ids import JobId, attempt_id
 from fray.model.specs import Outcome
 from fray.scheduler.effect_buffer import EffectBuffer
+from fray.scheduler.lifecycle import JobPhase
 from fray.scheduler.state.rows import AttemptRow, JobRow, JobTombstone
 from fray.scheduler.state.state import State
 
@@ -27,6 +28,8 @@ CAPTURED_MIN = 2_000
 """Characters of captured stacks that every member has at least, however many members there are."""
 CAPTURED_GENERATIONS = 8
 """Generations whose captured stacks are retained."""
+GENERATIONS_SKIPPED = 100_000
+"""Generations skipped after a restore: more than a job has between backup and restore, at one a second for a day."""
 LINE_LIMIT = 300
 """Characters of the message in a `JobTombstone`."""
 
@@ -79,6 +82,33 @@ def forget_generations(state: State, job: JobRow) -> None:
         for member in range(job.spec.members):
             state.drop_attempt(state.attempts[attempt_id(job.job_id, job.oldest, member)])
         job.oldest += 1
+
+
+def skip_generations(state: State) -> None:
+    """Let no job of a store made from a backup use a generation that it may have used since the backup.
+
+    The attempts of a generation have names in logs, results and checkpoints, and nodes know them: given a second time,
+    the later ones would overwrite what the earlier ones wrote. How many there were since the backup is not known.
+    Attempts that run according to the backup may still do, and remain as they are.
+    """
+    newest = max((job.generation for job in state.jobs.values()), default=0)
+    state.meta.first_generation = max(newest, state.meta.first_generation) + GENERATIONS_SKIPPED
+    state.touch("meta", "meta")
+    for job in state.jobs.values():
+        if job.phase in (JobPhase.QUEUED, JobPhase.HELD):
+            begin_generation(state, job, job.generation)
+
+
+def begin_generation(state: State, job: JobRow, generation: int) -> None:
+    """Set the generation of a job without living attempts: this one, or a later one after a restore."""
+    first = state.meta.first_generation
+    if first > generation:
+        # Records are looked up by counting generations, which a gap would make long. The history still has them.
+        for attempt in list(state.attempt_records(job)):
+            state.drop_attempt(attempt)
+        job.oldest = first
+    job.generation = max(generation, first)
+    state.touch("job", job.job_id)
 
 
 def forget_finished(state: State, out: EffectBuffer) -> None:

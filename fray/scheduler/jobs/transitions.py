@@ -16,6 +16,7 @@ from fray.scheduler.history import attempt_record
 from fray.scheduler.jobs.node_faults import score_attempt_end
 from fray.scheduler.jobs.registry import drop_incarnation
 from fray.scheduler.jobs.retention import (
+    begin_generation,
     forget_generations,
     strip_ended_job,
     strip_value,
@@ -76,6 +77,8 @@ def accept_job(
         parent=parent,
         launched_at=state.now,
         queued_at=state.now,
+        generation=state.meta.first_generation,
+        oldest=state.meta.first_generation,
         # Members of a group wait for one another first; `holds` puts the whole group into the queue.
         phase=JobPhase.HELD if spec.job_group else JobPhase.QUEUED,
         band=spec.band or inherited or state.policy.user(spec.user).band,
@@ -467,7 +470,7 @@ def _retry(
     _log_retry(state, out, job, budget, first)
     if crash_loop_text(job) and not crashed:
         out.log_event(job.job_id, "crash_loop", crash_loop_text(job))
-    job.generation += 1
+    begin_generation(state, job, job.generation + 1)
     job.queued_at = state.now
     job.first_outcome = job.first_member = None
     job.notice_s = 0.0

@@ -395,6 +395,9 @@ class SchedulerMeta:
     epoch: int = 0
     last_order: int = 0
     """Last number given to a job, registration or tombstone."""
+    first_generation: int = 0
+    """Generation of the first attempts of new jobs, and at least that of each restart; above 0 in a store that was made
+    from a backup (see `fray.scheduler.jobs.retention.skip_generations`)."""
 
 
 @frozen(kw_only=True)

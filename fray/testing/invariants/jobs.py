@@ -8,6 +8,7 @@ from fray.model.ids import JobId, attempt_id, split_attempt
 from fray.model.specs import EndReason, JobState
 from fray.scheduler.backfill.backfill import capacity_after_pending
 from fray.scheduler.jobs.holds import blocking_jobs
+from fray.scheduler.jobs.retention import GENERATIONS_SKIPPED
 from fray.scheduler.jobs.retries import (
     counted_restarts,
     restart_config,
@@ -217,8 +218,10 @@ def _group(job: JobRow) -> str:
 
 def _budgets(job: JobRow) -> Iterator[str]:
     """Yield overspent budgets, and generations that no budget has paid for."""
+    # After a restore of the store some were skipped.
+    is_counted = job.generation < GENERATIONS_SKIPPED
     if not job.retries:  # nearly all: this is asked for every job after every step
-        if job.generation:
+        if job.generation and is_counted:
             yield f"generation {job.generation} after no retries"
         return
     config = restart_config(job)
@@ -236,7 +239,7 @@ def _budgets(job: JobRow) -> Iterator[str]:
     ):
         times = _most_restarts_in_period(job)
         yield f"was restarted {times} times within {config.restart_period_s} s of {config.max_restarts}"
-    if sum(job.retries.values()) != job.generation:
+    if is_counted and sum(job.retries.values()) != job.generation:
         yield f"generation {job.generation} after retries {job.retries}"
 
 
