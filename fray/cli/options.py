@@ -388,11 +388,14 @@ def _actors(verbs: Verbs) -> None:
 
 
 def _up(verbs: Verbs) -> None:
-    text = "start a cluster of this machine, if it is not up: a controller and a node, which live on"
+    text = "start a cluster of this machine, or of the hosts of a file, if it is not up; its daemons live on"
     example = (
-        '  fray up --cpu 4 --memory 8GB\n  eval "$(fray up)" && python train.py       # prints the variables of drivers'
+        "  fray up --cpu 4 --memory 8GB\n"
+        '  eval "$(fray up)" && python train.py       # prints the variables of drivers\n'
+        "  fray up --ssh hosts.toml                   # installs and starts nodes over SSH (docs/operating.md)"
     )
     parser = verb(verbs, "up", "administration.machine_cluster:up", text, example, opens="itself")
+    _add_ssh(parser, "install and start fray-node over SSH on the hosts of this TOML file")
     _add_directory(parser)
     parser.add_argument("--port", type=int, help="port of the controller (default: 7421, or a free one)")
     parser.add_argument("--policy", type=Path, metavar="FILE", help="shares, quotas, machine groups (docs/policy.md)")
@@ -403,11 +406,16 @@ def _up(verbs: Verbs) -> None:
 
 def _down(verbs: Verbs) -> None:
     text = "end the cluster that `fray up` has started, with all that runs there"
-    example = "  fray down\n  fray down --yes --remove"
+    example = "  fray down\n  fray down --yes --remove\n  fray down --ssh hosts.toml"
     parser = verb(verbs, "down", "administration.machine_cluster:down", text, example, opens="itself")
+    _add_ssh(parser, "end the daemons that `fray up --ssh` has started on the hosts of this file")
     _add_directory(parser)
     parser.add_argument("--remove", action="store_true", help="also remove jobs, results and logs")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask while jobs are running")
+
+
+def _add_ssh(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--ssh", type=Path, metavar="FILE", help=text)
 
 
 def _add_directory(parser: argparse.ArgumentParser) -> None:
@@ -421,7 +429,9 @@ def _add_directory(parser: argparse.ArgumentParser) -> None:
 
 def _status(verbs: Verbs) -> None:
     text = "show how a cluster stands: machines, what is in use, jobs"
-    verb(verbs, "status", "administration.machine_cluster:status", text, "  fray status", opens="itself")
+    example = "  fray status\n  fray status --ssh hosts.toml"
+    parser = verb(verbs, "status", "administration.machine_cluster:status", text, example, opens="itself")
+    _add_ssh(parser, "show what runs on the hosts of this file (see fray up --ssh)")
 
 
 def _doctor(verbs: Verbs) -> None:

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # The default soft limit of 1,024 descriptors is reached with about as many connections.
     file_limits.raise_limit()
     try:
-        daemon_logging.configure(options.json_lines, options.log_file)
+        daemon_logging.configure(options.json_lines, options.log_file, quiet=options.quiet)
         trio.run(_serve, options, policy)
     except (FrayError, OSError) as error:
         return _report_error(error, 1)

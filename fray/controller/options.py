@@ -51,6 +51,7 @@ class Options:
     rules: SchedulerConfig
     json_lines: bool | None
     log_file: Path | None = None
+    quiet: bool = False
     env_vars: dict[str, str] = field(factory=dict)
     retention: BundleRetention = field(factory=BundleRetention)
     policy_file: Path | None = None
@@ -99,6 +100,7 @@ def parse(argv: Sequence[str] | None) -> Options:
         rules,
         found.json_lines,
         found.log_file,
+        found.quiet,
         make_variables(found.env or ()),
         BundleRetention(limit_bytes=parse_bytes(found.workspaces, "--workspaces")),
         found.policy,

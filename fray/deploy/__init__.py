@@ -10,4 +10,5 @@ In order of dependency:
     machine               ``machine``: nodes as child processes, jobs as real processes
     remote                the connection to a running controller (``fray://``)
     connect               chooses among them
+    ssh                   daemons on other machines, for `fray up --ssh`
 """

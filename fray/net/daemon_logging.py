@@ -76,7 +76,7 @@ class _LogFile(RotatingFileHandler):
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``--log-json``, ``--log-text`` and ``--log-file``, with the arguments of `configure` as results."""
+    """Add ``--log-json``, ``--log-text``, ``--log-file`` and ``--quiet``: the arguments of `configure`."""
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--log-json", dest="json_lines", action="store_true", default=None, help="log JSON lines")
     style.add_argument("--log-text", dest="json_lines", action="store_false", help="log readable lines")
@@ -87,12 +87,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=f"log JSON lines to this file, too; from {FILE_BYTES >> 20} MiB on it is renamed to FILE.1, and "
         f"{FILES_KEPT} such files are kept",
     )
+    parser.add_argument("--quiet", action="store_true", help="with --log-file: log there alone, not to standard error")
 
 
 def configure(
     json_lines: bool | None = None,
     file: Path | None = None,
     *,
+    quiet: bool = False,
     stream: TextIO | None = None,
     level: int = logging.INFO,
     file_bytes: int = FILE_BYTES,
@@ -102,6 +104,7 @@ def configure(
     Args:
         json_lines: None selects JSON unless the stream is a terminal.
         file: file that gets JSON lines, too, and is rotated at ``file_bytes``.
+        quiet: if there is such a file, ``stream`` gets nothing.
 
     Raises:
         OSError: the file cannot be opened.
@@ -110,7 +113,7 @@ def configure(
     handler = logging.StreamHandler(stream)
     as_json = not stream.isatty() if json_lines is None else json_lines
     handler.setFormatter(JsonFormatter() if as_json else TextFormatter())
-    handlers: list[logging.Handler] = [handler]
+    handlers: list[logging.Handler] = [] if quiet and file is not None else [handler]
     if file is not None:
         handlers.append(_LogFile(file, maxBytes=file_bytes, backupCount=FILES_KEPT))
         handlers[-1].setFormatter(JsonFormatter())

@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if adopted is not None:
             # The controller knows these, and attempts use them.
             config = evolve(config, capacity=evolve(config.capacity, ports=adopted.ports))
-        daemon_logging.configure(options.json_lines, options.log_file)
+        daemon_logging.configure(options.json_lines, options.log_file, quiet=options.quiet)
         forbid_inspection()
         # As long as the node runs, so that no other node of this machine offers the same ports.
         with _claim(config.capacity.ports) as claim, _hold_accounts(config):

@@ -83,3 +83,14 @@ def test_a_full_disk_costs_the_log_file_its_lines_and_standard_error_nothing(
     logging.getLogger("fray.controller").info("node joined")
     assert stream.getvalue().endswith(" controller  node joined\n")
     assert capsys.readouterr().err == ""
+
+
+def test_a_quiet_daemon_logs_to_its_file_alone(tmp_path: Path) -> None:
+    stream, file = io.StringIO(), tmp_path / "log"
+    daemon_logging.configure(False, file, quiet=True, stream=stream)
+    logging.getLogger("fray.test").info("here")
+    assert stream.getvalue() == ""
+    assert json.loads(file.read_text())["text"] == "here"
+    daemon_logging.configure(False, None, quiet=True, stream=stream)
+    logging.getLogger("fray.test").info("there")
+    assert "there" in stream.getvalue()

@@ -18,6 +18,7 @@ import trio
 from attrs import define, evolve
 
 from fray.api.cluster import cluster_of
+from fray.cli.administration import ssh_cluster
 from fray.cli.formatting import fields
 from fray.cli.nodes import state_of
 from fray.cli.output import can_ask, confirmed, note, say, say_json
@@ -51,6 +52,8 @@ LOOK_S = 0.05
 
 async def up(options: argparse.Namespace) -> int:
     """Run ``fray up``: start what does not run yet, wait until the node has joined, print the variables of drivers."""
+    if options.ssh is not None:
+        return await ssh_cluster.up(options)
     directory = _directory(options)
     with only_command(directory):
         known = read_cluster(directory)
@@ -171,6 +174,8 @@ class _Start:
 
 async def down(options: argparse.Namespace) -> int:
     """Run ``fray down``: end the node with its jobs, then the controller."""
+    if options.ssh is not None:
+        return await ssh_cluster.down(options)
     directory = _directory(options)
     with only_command(directory):
         cluster = read_cluster(directory)
@@ -219,6 +224,8 @@ def _signal(daemon: Daemon, number: signal.Signals) -> None:
 
 async def status(options: argparse.Namespace) -> int:
     """Run ``fray status``."""
+    if options.ssh is not None:
+        return await ssh_cluster.status(options)
     spec = spec_text(spec_of(options).address)
     async with open_target(options) as cluster:
         usage, nodes = await cluster.usage(), await cluster.nodes()
