@@ -16,9 +16,12 @@ from fray.model.messages.history import (
     AttemptRecord,
     AttemptSum,
     AttemptSums,
+    CapacityHistory,
+    CapacitySample,
     EventPage,
     FindEvents,
     GetAttempts,
+    GetCapacity,
     GetNodeHistory,
     NodeHistory,
     NodeRecord,
@@ -30,6 +33,9 @@ from fray.runtime.runtime import Runtime
 
 DEFAULT_S = 7 * 86_400.0
 """Default time of `HistoryQueries.history`: a week."""
+
+PERIODS_AT_ONCE = 1_440
+"""Periods that the controller is asked for at a time: of a minute, those of a day."""
 
 
 class HistoryQueries:
@@ -146,6 +152,48 @@ class HistoryQueries:
         if rows is not None:
             return rows
         return list(daily(await self.attempts(since_s=since_s), now - since_s, now))
+
+    async def capacity(self) -> list[CapacitySample]:
+        """Return the capacity of this moment by kind and zone: in use, reserved, idle, quarantined, closed.
+
+        Raises:
+            Unsupported: the controller is of an earlier release.
+        """
+        now = time.time()
+        return list((await self._capacity(GetCapacity(since=now, until=now))).current)
+
+    async def capacity_history(self, *, since_s: float = DAY_S, period_s: float = 60.0) -> list[CapacitySample]:
+        """Return the means of the capacity over periods by kind and zone, in order of time.
+
+        It is recorded once a minute while the controller runs, and kept for each tenth minute when it is a day old.
+
+        Args:
+            since_s: of the last so many seconds. Default: a day.
+            period_s: length of a period in seconds, a minute or more; the first begins at a multiple of it.
+
+        Raises:
+            InvalidRequest: a shorter period.
+            Unsupported: the controller is of an earlier release.
+        """
+        now = time.time()
+        found: list[CapacitySample] = []
+        begin = max(0.0, now - since_s)
+        if period_s > 0:
+            begin -= begin % period_s
+        while begin <= now:
+            # In parts: the controller reads all of a part for each of its replies.
+            until = begin + PERIODS_AT_ONCE * max(period_s, 1.0)
+            while begin:
+                page = await self._capacity(GetCapacity(since=begin, until=until, period_s=period_s))
+                found += page.samples
+                begin = page.next_at
+            begin = until
+        return found
+
+    async def _capacity(self, query: GetCapacity) -> CapacityHistory:
+        reply = await self._runtime.client.request(query)
+        assert isinstance(reply, CapacityHistory)
+        return reply
 
     async def _sum_rows(self, query: SumAttempts) -> list[AttemptSum] | None:
         """Return sums that the controller makes; None: they have to be made here, of all attempts."""

@@ -286,6 +286,8 @@ class Cluster(LaunchMixin, ReservationMixin):
     history = make_blocking(native.Cluster.history)
     cost = make_blocking(native.Cluster.cost)
     daily_use = make_blocking(native.Cluster.daily_use)
+    capacity = make_blocking(native.Cluster.capacity)
+    capacity_history = make_blocking(native.Cluster.capacity_history)
     nodes = make_blocking(native.Cluster.nodes)
     queue = make_blocking(native.Cluster.queue)
     usage = make_blocking(native.Cluster.usage)

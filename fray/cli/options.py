@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from fray import __version__
-from fray.cli.history.options import add_cost, add_events, add_history, add_sql
+from fray.cli.history.options import add_capacity, add_cost, add_events, add_history, add_sql
 from fray.cli.inspection.options import add_actor, add_actor_list, add_profile, add_report
 from fray.cli.live.options import add_exec, add_top
 from fray.cli.parsing import Parser, Verbs, add_common, add_watch, one_job, verb, verb_group
@@ -57,7 +57,7 @@ def parser_of() -> Parser:
         add_exec,
         _forward,
     )
-    about_shares = (_queue, _usage, add_history, add_cost, add_sql)
+    about_shares = (_queue, _usage, add_capacity, add_history, add_cost, add_sql)
     about_machines = (_nodes, _node, _machine_groups, _scale, _cordon, _uncordon, _drain, _reservations, _reservation)
     about_people = (_login, _logout, _user, _key, _namespace, _audit)
     about_cluster = (

@@ -5,7 +5,7 @@ What lives where; each part imports only parts above it:
 - `blobs`: files of payloads.
 - `workspaces`: uploaded workspaces, in chunks, and how long they are kept.
 - `metrics`: measurements of attempts, captured stacks, usage over time; all in memory.
-- `history_tables`, `history_sums`, `store`: the scheduler's rows, events and the past in SQL. `log_cache`, `people`,
+- `history`, `store`: the scheduler's rows, events and the past in SQL. `log_cache`, `people`,
   `secret_store`, `join_tokens`, `audit_log`: lines of attempts, users, secrets, how machines join, who did what.
 - `accepted_tokens`: the cluster's token, and the previous one while it is replaced.
 - `context`: all of these together, as the state that connections share. `restore`: the scheduler's state as it is

@@ -12,7 +12,7 @@ from pathlib import Path
 from attrs import define, evolve, field
 
 from fray.controller.connections.validation import GRACE_LIMIT_S
-from fray.controller.history_tables import HISTORY_LIMIT
+from fray.controller.history.tables import HISTORY_LIMIT
 from fray.controller.workspaces.bundles import BundleRetention
 from fray.errors import InvalidRequest
 from fray.model.environment import check_variable
@@ -227,8 +227,8 @@ def _add_retention(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=HISTORY_LIMIT,
         metavar="N",
-        help="ended attempts, and machines that are gone, that stay on record for fray history and fray nodes --all "
-        "(default: %(default)d of each)",
+        help="ended attempts, machines that are gone, and rows of capacity that stay on record for fray history, fray "
+        "nodes --all and fray capacity (default: %(default)d of each)",
     )
     parser.add_argument(
         "--workspaces",

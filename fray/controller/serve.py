@@ -16,6 +16,7 @@ from attrs import field, frozen
 from fray.controller.accepted_tokens import AcceptedTokens
 from fray.controller.connections.gateway import Gateway
 from fray.controller.context import ControllerContext
+from fray.controller.history.capacity import record_capacity
 from fray.controller.join_tokens import JoinTokens
 from fray.controller.loop import Loop, anchored_clock
 from fray.controller.metrics.job_counts import JobCounts
@@ -151,6 +152,9 @@ async def run_controller(
             # is carried out.
             nursery.start_soon(loop.run)
             nursery.start_soon(context.bundles.run)
+            nursery.start_soon(
+                record_capacity, context.state, loop.current_time, lambda samples: store.save(capacity=samples)
+            )
             if authority is not None:
                 nursery.start_soon(authority.run)
             if isinstance(token, AcceptedTokens):

@@ -22,11 +22,13 @@ import trio
 from attrs import frozen
 
 from fray.controller.blobs import BlobDict, BlobDirectory, Blobs, flush
-from fray.controller.history_tables import HISTORY_LIMIT, WINDOW, HistoryRecord, HistoryTables, append_rows
+from fray.controller.history.capacity import CapacityTable
+from fray.controller.history.tables import HISTORY_LIMIT, WINDOW, HistoryRecord, HistoryTables, append_rows
 from fray.controller.workspaces.chunks import ChunkDict, ChunkDirectory, ChunkStore
 from fray.errors import MessageTooLarge, StoreError
 from fray.model.ids import BlobId, JobId
 from fray.model.messages.client import Event as LogEvent
+from fray.model.messages.history import CapacitySample
 from fray.model.messages.session import VERSION
 from fray.model.specs import BLOB_LIMIT_BYTES
 from fray.model.text import encodable
@@ -100,7 +102,8 @@ class Store:
     Args:
         path: the directory; made (mode 0700) if it does not exist.
         synchronous: as in SQLite. ``FULL`` survives a power cut; ``NORMAL`` and ``OFF`` only the end of the process.
-        history_limit: ended attempts, and machines that are gone, on record; the oldest are deleted.
+        history_limit: ended attempts, machines that are gone, and rows of capacity on record, each; the oldest are
+            deleted.
 
     Raises:
         StoreError: in use by another controller, damaged, of another version of Fray, or not writable.
@@ -124,6 +127,7 @@ class Store:
             self.chunks: ChunkStore = ChunkDirectory(self.path / "workspaces")
             """Chunks of workspaces and large values; not part of the transactions."""
             self.history = HistoryTables(self._db, self._select, history_limit)
+            self.capacity = CapacityTable(self._db, self._select, history_limit)
         except (OSError, sqlite3.Error) as error:
             self._unlock()
             raise StoreError(f"store {self.path} cannot be used: {error}") from error
@@ -147,6 +151,7 @@ class Store:
         store.chunks = ChunkDict() if workspaces is None else ChunkDirectory(workspaces, durable=False)
         store._db = _create_tables(_connect(":memory:"))
         store.history = HistoryTables(store._db, store._select)
+        store.capacity = CapacityTable(store._db, store._select, HISTORY_LIMIT)
         return store
 
     def __repr__(self) -> str:
@@ -181,6 +186,7 @@ class Store:
         events: Sequence[LogEvent] = (),
         meta: Mapping[str, Any] | None = None,
         history: Sequence[HistoryRecord] = (),
+        capacity: Sequence[CapacitySample] = (),
     ) -> None:
         """Save in one transaction: all of it is on disk when this returns, or none of it.
 
@@ -202,6 +208,7 @@ class Store:
             try:
                 self._write(rows, deletes, events, meta or {})
                 self.history.add(history)
+                self.capacity.add(capacity)
                 self._db.execute("COMMIT")
             except BaseException:
                 # On a full disk SQLite may have rolled back by itself, and ROLLBACK without a transaction is an error.

@@ -114,6 +114,7 @@ class Dashboard:
             Route("/api/tables/{name}", self._json(self._table)),
             Route("/api/held", self._json(lambda request: past.held(self._cluster(), request.query_params))),
             Route("/api/events", self._json(lambda request: past.events(self._cluster(), request.query_params))),
+            Route("/api/capacity", self._json(lambda request: past.capacity(self._cluster(), request.query_params))),
             Route("/api/nodes/{node}", self._json(self._node)),
             Route("/api/jobs/{job}", self._json(self._job)),
             Route("/api/jobs/{job}/logs", self._logs),

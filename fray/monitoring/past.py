@@ -1,4 +1,4 @@
-"""Answers about the past: what was held and what it cost, events, and machines that are gone."""
+"""Answers about the past: what was held and what it cost, capacity, events, and machines that are gone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fray.api.cluster import Cluster
 from fray.api.history import DEFAULT_S
 from fray.errors import InvalidRequest
 from fray.model.messages.history import AttemptRecord
-from fray.model.monitoring.accounting import HOUR_S, Hours, UsageSum, cost
+from fray.model.monitoring.accounting import DAY_S, HOUR_S, Hours, UsageSum, cost
 from fray.monitoring.json_form import plain
 from fray.monitoring.rows import Row
 
@@ -20,6 +20,9 @@ ATTEMPTS = 200
 """Newest attempts of one machine that are shown."""
 EVENTS = 500
 """Newest events that are shown."""
+PERIODS = 240
+"""Periods of a chart."""
+YEARS_S = 10 * 365 * DAY_S
 LATE_S = 600.0
 """Longest time by which the end of an attempt is known later than it was: that of a machine that fell silent."""
 
@@ -47,6 +50,22 @@ async def events(cluster: Cluster, query: Query) -> dict[str, Any]:
     since_s = _seconds(query, "since_s", DEFAULT_S)
     user, node = query.get("user", ""), query.get("node", "")
     return {"events": plain(await cluster.find_events(user=user, node=node, since_s=since_s, limit=EVENTS))}
+
+
+async def capacity(cluster: Cluster, query: Query) -> dict[str, Any]:
+    """Return the capacity of this moment, and its means over `PERIODS` parts of the time since ``since_s`` seconds ago.
+    Raises FrayError.
+    """
+    since_s = min(_seconds(query, "since_s", DAY_S), YEARS_S)
+    period_s = max(60.0, since_s / PERIODS)
+    end = time.time()
+    return {
+        "begin": end - since_s,
+        "end": end,
+        "period_s": period_s,
+        "samples": plain(await cluster.capacity_history(since_s=since_s, period_s=period_s)),
+        "current": plain(await cluster.capacity()),
+    }
 
 
 async def machine(cluster: Cluster, name: str) -> dict[str, Any]:

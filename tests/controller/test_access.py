@@ -131,6 +131,7 @@ SAMPLES: dict[type, Callable[[Side], Any]] = {
     history.SumAttempts: lambda side: history.SumAttempts(by="job", since=0.0, until=4e9),
     history.GetNodeHistory: lambda side: history.GetNodeHistory(),
     history.FindEvents: lambda side: history.FindEvents(),
+    history.GetCapacity: lambda side: history.GetCapacity(since=0.0, until=4e9),
     bundles.OfferBundle: lambda side: bundles.OfferBundle(bundle="a" * 64, parts=("b" * 64,), size_bytes=10),
     bundles.PutChunk: lambda side: bundles.PutChunk(chunk=blob_id(b"chunk")),
     bundles.OfferValue: lambda side: bundles.OfferValue(value=side.value, size_bytes=5, parts=(side.chunk,)),

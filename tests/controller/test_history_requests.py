@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import trio
 
-from fray.controller import history_tables
 from fray.controller.connections import history_requests
+from fray.controller.history import tables as history_tables
 from fray.controller.options import parse
 from fray.controller.store import Store
 from fray.errors import InvalidRequest

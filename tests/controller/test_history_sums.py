@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fray.api.history import daily
-from fray.controller import history_sums
-from fray.controller.history_sums import SumInput, recorded_namespaces, sum_attempts
+from fray.controller.history import sums as history_sums
+from fray.controller.history.sums import SumInput, recorded_namespaces, sum_attempts
 from fray.controller.store import Store
 from fray.errors import InvalidRequest, StoreError
 from fray.model.messages.history import AttemptRecord, AttemptSum, AttemptSums, SumAttempts

@@ -77,10 +77,31 @@ async def test_overview_has_capacity_failures_and_no_markup_of_users(lab: Lab) -
             await tab.wait_for("document.querySelector('[data-kind=cpu]')")
             (node,) = json.loads(run_fray(lab, "nodes", "--json"))
             assert f"of {node['cpu_milli'] // 1000} used" in await tab.text("[data-kind=cpu]")
+            await tab.wait_for("document.querySelector('[data-over-time=cpu] path.idle')")
+            # Nothing runs; what was recorded is asked for in the same words by the command line.
+            (cpu,) = json.loads(run_fray(lab, "capacity", "--kind", "cpu", "--json"))
+            assert (cpu["total"], cpu["idle"]) == (node["cpu_milli"] / 1000, node["cpu_milli"] / 1000)
+            assert f"idle {cpu['idle']:g}" in await tab.text("[data-over-time=cpu]")
             await tab.wait_for(f"document.querySelector('a[title={json.dumps(job)}]')")
             assert MARKUP in await tab.text("#view")
             assert await tab.evaluate("document.querySelectorAll('b').length") == 0
             assert tab.errors == []
+
+
+async def test_amounts_of_zones_are_added_up_in_the_chart_of_the_capacity(lab: Lab) -> None:
+    with running_dashboard(lab) as url:
+        async with open_tab() as tab:
+            await tab.open(url)
+            await tab.wait_for("document.querySelector('[data-over-time=cpu]')")
+            sums = """import("/page/capacity.js").then(({ sumsOf }) => {
+                const rest = { kind: "gpu:h100", total: 8, reserved: 1, quarantined: 0, closed: 0 };
+                const sample = (at, zone, used) => ({ ...rest, at, zone, used, idle: 7 - used });
+                const samples = [sample(0, "a", 2), sample(0, "b", 3), sample(60, "a", 1)];
+                const numbers = ([at, sum]) => [at, sum.total, sum.used, sum.reserved, sum.idle];
+                const shown = (zone) => [...sumsOf(samples, zone).get("gpu:h100")].map(numbers);
+                return JSON.stringify([shown("*"), shown("b")]);
+            })"""
+            assert json.loads(await tab.evaluate(sums)) == [[[0, 16, 5, 2, 9], [60, 8, 1, 1, 6]], [[0, 8, 3, 1, 4]]]
 
 
 async def test_a_failed_job_has_its_cause_on_top(lab: Lab) -> None:

@@ -48,12 +48,26 @@ def _add_sums(parser: Parser) -> None:
     parser.add_argument("--until", default="0s", metavar="SPAN", help="until so long ago (default: now)")
 
 
+def add_capacity(verbs: Verbs) -> None:
+    parser = verb(
+        verbs,
+        "capacity",
+        "history.capacity:capacity",
+        "show the capacity by kind and zone: used, reserved, idle, quarantined, closed; now, or over time",
+        "  fray capacity\n  fray capacity --since 1d --kind gpu\n  fray capacity --since 2h --every 10m --json",
+    )
+    parser.add_argument("--since", metavar="SPAN", help="means over time since so long ago: 2h, 1d (default: of now)")
+    parser.add_argument("--every", metavar="SPAN", help="length of a period, 1m or more (default: a 24th of --since)")
+    parser.add_argument("--kind", default="", help="only this kind: cpu, memory, gpu, gpu:h100")
+    parser.add_argument("--zone", help="only machines of this zone; '': those without one")
+
+
 def add_sql(verbs: Verbs) -> None:
     parser = verb(
         verbs,
         "sql",
         "history.sql:sql",
-        "query jobs, attempts, nodes, events and usage in SQL, only reading",
+        "query jobs, attempts, nodes, events, usage and capacity in SQL, only reading",
         "  fray sql --tables\n"
         "  fray sql \"select user, sum(chip_hours) from usage where day >= date('now', '-7 days') group by user\"\n"
         "  fray sql 'select node, count(*) from attempts where cause = \"machine_lost\" group by node' --json\n"

@@ -18,6 +18,9 @@ ATTEMPT = (
 """Fields of `AttemptRecord` that are columns of ``attempts``."""
 HOURS = ("cpu_hours", "memory_gib_hours", "chip_hours")
 
+CAPACITY = ("at", "kind", "zone", "total", "used", "reserved", "idle", "quarantined", "closed")
+"""Fields of `CapacitySample` that are columns of ``capacity``."""
+
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "jobs": (
         *(
@@ -42,6 +45,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     ),
     "events": ("time", "job_id", "what", "text"),
     "usage": ("day", "user", "namespace", "machine", "attempts", *HOURS),
+    "capacity": CAPACITY,
 }
 """Tables and their columns. Times are seconds since the epoch, days dates in UTC; what is not known is NULL."""
 
@@ -108,11 +112,17 @@ async def _usage(cluster: Cluster, since: float) -> Rows:
     ]
 
 
+async def _capacity(cluster: Cluster, since: float) -> Rows:
+    found = await cluster.capacity_history(since_s=time.time() - since)
+    return [tuple(getattr(one, field) for field in CAPACITY) for one in found]
+
+
 READERS: Mapping[str, Callable[[Cluster, float], Awaitable[Rows]]] = {
     "jobs": _jobs,
     "attempts": _attempts,
     "nodes": _nodes,
     "events": _events,
     "usage": _usage,
+    "capacity": _capacity,
 }
 """Functions that return the rows of each table since a time."""

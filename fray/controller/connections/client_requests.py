@@ -587,6 +587,7 @@ HANDLERS: dict[type, Callable[[ClientConnection, int, Any, Sequence[Bytes]], Ans
     history.SumAttempts: history_requests.sum_attempts,
     history.GetNodeHistory: history_requests.get_node_history,
     history.FindEvents: history_requests.find_events,
+    history.GetCapacity: history_requests.get_capacity,
     OfferBundle: handle_bundle,
     PutChunk: handle_bundle,
     OfferValue: handle_bundle,

@@ -6,17 +6,20 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fray.controller.connections.access import AccessScope, scope_for
-from fray.controller.history_sums import DAY, ROWS_LIMIT, SumInput, recorded_namespaces
-from fray.controller.history_sums import sum_attempts as sum_in_sql
+from fray.controller.history.capacity import PERIOD_S, mean_capacity
+from fray.controller.history.sums import DAY, ROWS_LIMIT, SumInput, recorded_namespaces
+from fray.controller.history.sums import sum_attempts as sum_in_sql
 from fray.errors import InvalidRequest
 from fray.model.messages.client import Event
 from fray.model.messages.history import (
     AttemptPage,
     AttemptRecord,
     AttemptSums,
+    CapacityHistory,
     EventPage,
     FindEvents,
     GetAttempts,
+    GetCapacity,
     GetNodeHistory,
     NodeHistory,
     SumAttempts,
@@ -24,6 +27,7 @@ from fray.model.messages.history import (
 from fray.model.monitoring.accounting import check_key
 from fray.model.text import name_pattern
 from fray.net.transport import Bytes
+from fray.scheduler.explain.capacity import capacity_samples
 from fray.scheduler.history import attempt_record
 from fray.scheduler.state.state import State
 
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 
 LIVING = 250
 """Living attempts on one page, and those of one machine more."""
+PERIOD_LIMIT_S = 10 * 365 * 86_400.0
 _LIVING, _ENDED = "living ", "ended "
 _OF_MACHINES = ("node", "devices", "quarantine", "probe", "machine", "group", "zone")
 """First words of the kinds of events about machines, which all clients may see. Others without a job name drivers."""
@@ -125,6 +130,25 @@ async def _sum_attempts(client: ClientConnection, ref: int, message: SumAttempts
 
 def get_node_history(client: ClientConnection, ref: int, message: GetNodeHistory, blobs: Sequence[Bytes]) -> Any:
     return NodeHistory(nodes=client.context.store.history.nodes(message.since, message.node)), ()
+
+
+def get_capacity(client: ClientConnection, ref: int, message: GetCapacity, blobs: Sequence[Bytes]) -> Any:
+    """Answer with means, later.
+
+    Raises:
+        InvalidRequest: a period that is shorter than the time between samples, or longer than ten years.
+    """
+    if not PERIOD_S <= message.period_s <= PERIOD_LIMIT_S:
+        raise InvalidRequest(f"period_s={message.period_s:g} must be {PERIOD_S:g} to {PERIOD_LIMIT_S:g} seconds")
+    client.hub.start_soon(_get_capacity, client, ref, message)
+
+
+async def _get_capacity(client: ClientConnection, ref: int, message: GetCapacity) -> None:
+    store, state = client.context.store, client.context.state
+    current = capacity_samples(state, client.context.inbox.current_time())
+    rows = store.capacity.rows_between(message.since, message.until)
+    samples, next_at = await store.read_apart(lambda db: mean_capacity(db, rows, message.period_s))
+    client.reply(ref, CapacityHistory(samples=tuple(samples), current=current, next_at=next_at))
 
 
 def find_events(client: ClientConnection, ref: int, message: FindEvents, blobs: Sequence[Bytes]) -> Any:

@@ -85,7 +85,7 @@ _ROWS: dict[str, tuple[type, ...]] = {
     "-yyyy--": (bundles.OfferBundle,),
     "-yyyyy-": (bundles.OfferValue, bundles.PutChunk),
     "-----y-": (bundles.FetchBundle,),
-    "yyyyy--": (machine_groups.ListMachines,),
+    "yyyyy--": (machine_groups.ListMachines, history.GetCapacity),
     "ooooo--": (client.EndSession,),
     "--yy---": (
         *(maintenance.CordonNodes, maintenance.UncordonNodes, machine_groups.ScaleGroup),

@@ -1,4 +1,4 @@
-"""Messages about the past: attempts, machines that are gone, and events of the whole cluster, in pages."""
+"""Messages about the past: attempts, machines that are gone, capacity, and events of the whole cluster, in pages."""
 
 from __future__ import annotations
 
@@ -183,3 +183,49 @@ class EventPage:
     events: tuple[Event, ...]
     cursor: int = 0
     """Cursor for the next page; 0: this was the last one."""
+
+
+@frozen(kw_only=True)
+class CapacitySample:
+    """Capacity of one kind in one zone, and what becomes of it: the other amounts add up to ``total``. CPUs, bytes of
+    memory, or devices; in a mean over a period also parts of devices."""
+
+    at: float
+    """Time in seconds since the epoch; of a mean, the beginning of its period."""
+    kind: str
+    """``cpu``, ``memory``, ``gpu:h100``, ``tpu:v5litepod-16``."""
+    zone: str = ""
+    """Zone of the machines; empty: machines without one."""
+    total: float
+    """Amount of all machines that are not known to be dead."""
+    used: float = 0.0
+    """Held by attempts."""
+    reserved: float = 0.0
+    """Held by reservations, and by no attempt in them."""
+    idle: float = 0.0
+    """Given to nothing, and open for attempts."""
+    quarantined: float = 0.0
+    """Used by no attempt, of machines in quarantine."""
+    closed: float = 0.0
+    """Used by no attempt, of machines that are cordoned, drained, leaving or silent, and devices that their node
+    withholds."""
+
+
+@frozen(kw_only=True)
+class GetCapacity:
+    """Get the capacity of this moment, and its means over periods. Reply: `CapacityHistory`."""
+
+    since: float
+    until: float
+    """Seconds since the epoch; nothing between them: only the capacity of this moment."""
+    period_s: float = 60.0
+
+
+@frozen(kw_only=True)
+class CapacityHistory:
+    samples: tuple[CapacitySample, ...]
+    """Means by period, kind and zone; a period in which nothing was recorded is left out."""
+    current: tuple[CapacitySample, ...]
+    """Capacity of this moment."""
+    next_at: float = 0.0
+    """Time since which to ask for what did not fit into the reply; 0: nothing."""

@@ -4,7 +4,7 @@ import { clock, h, jobLink, keep, nodeLink, redraw } from "./dom.js";
 import { Grid } from "./grid.js";
 
 const DAY_S = 86400;
-const SPANS = [["3600", "the last hour"], [String(DAY_S), "the last day"], [String(7 * DAY_S), "the last 7 days"], [String(30 * DAY_S), "the last 30 days"]];
+export const SPANS = [["3600", "the last hour"], [String(DAY_S), "the last day"], [String(7 * DAY_S), "the last 7 days"], [String(30 * DAY_S), "the last 30 days"]];
 const KEYS = ["user", "namespace", "machine", "node", "job", "cause"];
 const AGAIN_S = 30;
 
@@ -16,7 +16,7 @@ const chipsOf = (part) => Object.values(part.chips).reduce((sum, value) => sum +
 const share = (part, whole) => (chipsOf(whole) ? percent(chipsOf(part), chipsOf(whole)) : percent(part.cpu, whole.cpu));
 
 // A view whose answer is asked for again when a choice in the address changes, and from time to time.
-function asked({ live, query, path, fields, show }) {
+export function asked({ live, query, path, fields, show }) {
   const chosen = Object.fromEntries(fields.map(({ name, initial }) => [name, query.get(name) ?? initial ?? ""]));
   const said = h("p", { role: "alert", class: "failed" });
   let count = 0;

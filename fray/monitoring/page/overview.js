@@ -1,5 +1,6 @@
 // The whole cluster: capacity, over time, queue, shares, what failed last.
 
+import { capacityOverTime } from "./capacity.js";
 import { ago, amount, h, jobLink, now, redraw, span, svg } from "./dom.js";
 
 const ZONES = 8;
@@ -78,13 +79,15 @@ const used = (values) => Object.entries(values).map(([kind, value]) => `${amount
 
 export const overview = {
   tables: ["jobs", "nodes", "usage", "queue", "reservations", "samples"],
-  make({ live }) {
+  make(page) {
+    const { live } = page;
+    const overTime = capacityOverTime(page);
     const capacity = h("div", { class: "cards", id: "capacity" });
     const counts = h("div", { class: "cards" });
     const queue = h("div");
     const shares = h("div");
     const failed = h("div");
-    const element = h("div", {}, capacity, counts, h("h2", {}, "Queue"), queue, h("h2", {}, "Shares"), shares, h("h2", {}, "Failed last"), failed);
+    const element = h("div", {}, capacity, counts, overTime.element, h("h2", {}, "Queue"), queue, h("h2", {}, "Shares"), shares, h("h2", {}, "Failed last"), failed);
 
     function drawCounts() {
       const states = {};
@@ -142,6 +145,6 @@ export const overview = {
       if (table === "samples") drawCounts();
     }
     drawCounts();
-    return { element, update };
+    return { element, update, tick: overTime.tick };
   },
 };

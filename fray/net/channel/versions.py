@@ -25,6 +25,7 @@ WIRE_VERSIONS = (1, 2)
 sent; it ends a channel at the first message that it does not know."""
 CAPABILITIES: Mapping[str, tuple[str, ...]] = {
     "accounts": ("EndReason.no_account",),
+    "capacity": ("GetCapacity", "CapacityHistory", "CapacitySample"),
     "commands": ("RunCommand", "OpenTunnel.command"),
     "counts": ("GetCounts", "ClusterCounts"),
     "history": (

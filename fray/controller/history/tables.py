@@ -103,31 +103,38 @@ class HistoryTables:
 
     def first_since(self, table: str, column: str, since: float) -> int:
         """Return the id of the first row of which ``column``, which never decreases, is ``since`` or more."""
-        # By bisection: an index over the times would cost each insertion something.
-        # Two queries in one: of min and max together SQLite would read the whole table.
-        ends = f"SELECT (SELECT min(id) FROM {table}), (SELECT max(id) FROM {table})"
-        first, last = self._select(ends)[0]
-        low, high = first or 1, (last or 0) + 1
-        while low < high:
-            middle = (low + high) // 2
-            found = self._select(f"SELECT id, {column} FROM {table} WHERE id >= ? ORDER BY id LIMIT 1", middle)
-            if found and found[0][1] < since:
-                low = found[0][0] + 1
-            else:
-                high = middle
-        return int(low)
+        return first_since(self._select, table, column, since)
 
 
-def append_rows(db: Database, table: str, columns: Sequence[str], rows: Sequence[tuple[Any, ...]], limit: int) -> bool:
-    """Add rows to a table from which only the oldest are deleted; return whether it was time to delete those beyond the
-    limit."""
+def first_since(select: Callable[..., list[Any]], table: str, column: str, since: float) -> int:
+    """Return the id of the first row of which ``column``, which never decreases, is ``since`` or more."""
+    # By bisection: an index over the times would cost each insertion something.
+    # Two queries in one: of min and max together SQLite would read the whole table.
+    ends = f"SELECT (SELECT min(id) FROM {table}), (SELECT max(id) FROM {table})"
+    first, last = select(ends)[0]
+    low, high = first or 1, (last or 0) + 1
+    while low < high:
+        middle = (low + high) // 2
+        found = select(f"SELECT id, {column} FROM {table} WHERE id >= ? ORDER BY id LIMIT 1", middle)
+        if found and found[0][1] < since:
+            low = found[0][0] + 1
+        else:
+            high = middle
+    return int(low)
+
+
+def append_rows(
+    db: Database, table: str, columns: Sequence[str], rows: Sequence[tuple[Any, ...]], limit: int | None
+) -> bool:
+    """Add rows to a table; return whether it was time to delete the oldest, those beyond the limit. None: the caller
+    does that."""
     if not rows:
         return False
     db.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})", rows)
     # Trimmed once in 1,000 rows and not in each transaction: the ids count up without gaps, so that no COUNT is needed.
     last = db.execute("SELECT last_insert_rowid()").fetchone()[0]
     is_time = last // _TRIM > (last - len(rows)) // _TRIM
-    if is_time:
+    if is_time and limit is not None:
         db.execute(f"DELETE FROM {table} WHERE id <= ?", (last - limit,))
     return bool(is_time)
 

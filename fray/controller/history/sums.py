@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import fields
 
-from fray.controller.history_tables import Database
+from fray.controller.history.tables import Database
 from fray.model.frozen import frozen
 from fray.model.ids import Namespace
 from fray.model.messages.history import AttemptRecord, AttemptSum, SumAttempts
