@@ -7,6 +7,7 @@ length; on Fray's `local` and `machine` (with Zephyr preloaded), and in the same
     --ray DIR           on Ray, by Fray's `RayClient`: pip install --no-deps --target DIR ray msgpack
     --groups 2          groups of workers of each client, one after the other
     --json FILE         writes all numbers
+    --profile           instead: whose code runs, as shares of samples in all processes (py-spy must be on PATH)
 
 Shards run in Zephyr's workers (`InlineRunner`). Per client: ``first_start_s`` and ``next_start_s``, until all workers
 of a group are there; ``pipelines_s``; ``cpu_s`` of all processes, with the import of Zephyr in each; and ``loop_s``,
@@ -16,6 +17,7 @@ of a group are there; ``pipelines_s``; ``cpu_s`` of all processes, with the impo
 from __future__ import annotations
 
 import argparse
+import collections
 import json
 import os
 import resource
@@ -53,6 +55,35 @@ def run(spec: str, paths: list[Path], arguments: list[str]) -> dict[str, float]:
     )
 
 
+def profile(spec: str, arguments: list[str]) -> dict[str, float]:
+    """Return which share of the samples that hold the interpreter is in Fray's code, in Zephyr's and in the pipelines'.
+
+    What a library does counts for the package that has called it; so ``import`` is the import of all modules.
+    Raises RuntimeError: py-spy or the pipelines failed.
+    """
+    environ = {**os.environ, "FRAY_CLIENT_SPEC": spec, "PYTHONPATH": str(PIPELINE.parents[1])}
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory, "stacks")
+        sampler = ["py-spy", "record", "--subprocesses", "--gil", "--full-filenames", "--rate", "50", "--format", "raw"]
+        program = [sys.executable, "-P", str(PIPELINE), *arguments, directory]
+        ran = subprocess.run([*sampler, "-o", str(file), "--", *program], env=environ, capture_output=True, text=True)
+        if ran.returncode or not file.exists():
+            raise RuntimeError(f"the profile on {spec} failed:\n{ran.stderr[-4000:]}")
+        stacks = file.read_text().splitlines()
+    samples: collections.Counter[str] = collections.Counter()
+    for line in stacks:
+        stack, _, count = line.rpartition(" ")
+        samples[next(filter(None, map(_owner, reversed(stack.split(";")))), "other")] += int(count)
+    return {owner: count / samples.total() for owner, count in samples.most_common()} | {"samples": samples.total()}
+
+
+def _owner(frame: str) -> str:
+    """Return whose code a frame ``name (path:line)`` is; empty for that of libraries."""
+    path = frame.rpartition("(")[2]
+    owners = {PIPELINE.name: "pipelines", "/fray/": "fray", "/zephyr/": "zephyr", "importlib": "import"}
+    return next((owner for part, owner in owners.items() if part in path), "")
+
+
 def reap() -> float:
     """Wait for all processes that a run has left (Ray's end after it); return the CPU seconds of all so far."""
     while True:
@@ -72,6 +103,7 @@ def main() -> None:
     parser.add_argument("--marin-fray", type=Path, metavar="DIR")
     parser.add_argument("--ray", type=Path, metavar="DIR")
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     here = Path(__file__).parents[1]
     clients = {"fray local": ("local", [here]), "fray machine": (MACHINE, [here])}
@@ -80,6 +112,11 @@ def main() -> None:
     if options.ray:
         clients["ray"] = ("ray", [here, options.ray.resolve()])
     arguments = [str(number) for number in (options.shards, options.workers, options.groups)]
+    if options.profile:
+        for name, (spec, _) in clients.items():
+            if name.startswith("fray"):
+                print(name, {owner: round(share, 3) for owner, share in profile(spec, arguments).items()}, flush=True)
+        return
     become_subreaper()  # so that the CPU seconds of all descendants are known
     results = Results()
     for _ in range(options.rounds):
