@@ -24,8 +24,15 @@ NEEDS_TORCH = re.compile(r"^(import torch|from fray import .*\b(rl|tinker)\b|fro
 """Found in pages whose blocks `make test-rl` runs."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ALL_PAGES = [*PAGES, ROOT / "CONTRIBUTING.md"]
-NOT_OURS = {"workspaces.md": {"fray.workspace"}, "tinker.md": {"fray.priority"}}
-"""Page: dotted names that are loggers, keys of configurations, or belong to former versions."""
+NOT_OURS = {
+    "workspaces.md": {"fray.workspace"},
+    "tinker.md": {"fray.priority"},
+    "tracing.md": {
+        *("fray.job.id", "fray.job.name", "fray.attempt", "fray.member", "fray.node", "fray.outcome"),
+        *("fray.actor.id", "fray.actor.name"),
+    },
+}
+"""Page: dotted names that are loggers, keys of configurations, attributes of spans, or belong to former versions."""
 FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 WITHIN_S = 100
 WITHIN_WITH_TORCH_S = 300

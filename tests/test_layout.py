@@ -97,6 +97,7 @@ ALONE_OPENS: dict[str, str | tuple[str, ...]] = {
     "mlflow": "rl/records/trackers.py",
     "starlette": ("rl/inference/", "tinker/", "monitoring/exporter.py", "monitoring/dashboard.py"),
     "prometheus_client": "monitoring/exposition.py",
+    "opentelemetry": "runtime/tracing_sdk.py",
     "httpx": ("rl/inference/http_service.py", "rl/inference/weight_transfer.py", "tinker/http_client.py"),
 }
 PUT_TOGETHER = ("testing", "deploy", "cli")
@@ -365,10 +366,11 @@ LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
             "deadlock",
             "notebook_cells",
             "services",
+            "tracing_sdk",
             "user_warning",
             "waits",
         ),
-        ("unawaited",),
+        ("tracing", "unawaited"),
         ("serialization",),
         ("calls", "controller_client", "threads"),
         ("logs", "runtime"),

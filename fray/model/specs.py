@@ -239,6 +239,8 @@ class JobSpec:
     """Id of the job group with which it is placed; empty: none."""
     role: JobRole | None = None
     """Role in that group; None: a primary member of stage 0, in a role named like the job."""
+    trace_vars: dict[str, str] = Factory(dict)
+    """Variables with which its processes continue a trace (`fray.model.monitoring.trace_context`); empty: none."""
 
     @property
     def outlives_scope(self) -> bool:

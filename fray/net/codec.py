@@ -93,6 +93,7 @@ class Kind(IntEnum):
     SHARE = 41
     LOAN_RETURNED = 42
     SEGMENTS_REMOVED = 43
+    TRACE = 44
     # Without gaps: `TunnelMultiplexer.on_frame` tests the range.
     TUNNEL_OPEN = 48
     TUNNEL_DATA = 49

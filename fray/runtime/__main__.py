@@ -25,6 +25,7 @@ from fray.net.codec import Bytes, to_json
 from fray.net.tls.identity import take_identity
 from fray.net.transports.tls_listener import TlsServer
 from fray.net.transports.websocket import WebSocketNetwork
+from fray.runtime import tracing
 from fray.runtime.actors import lifecycle
 from fray.runtime.actors.methods import has_async_methods
 from fray.runtime.actors.server import ACTOR_HOST
@@ -51,6 +52,8 @@ def main(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     # Before user code is imported, which may be what hangs.
     stack_dump.enable_stack_dumps(attempt_spec.directory)
     current_job.bind_process(attempt_spec)
+    # In this process, and not in the zygote, which must have no threads; before user code, which may set up its own.
+    tracing.configure(attempt_spec)
     end_requests.bind_control(control_fd)
     if attempt_spec.members:
         from fray.runtime.process import jax_distributed  # only gangs need it
@@ -59,6 +62,7 @@ def main(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> None:
     # After the loop has ended: nothing else is running that the write could hold up.
     ended = attempt.store_if_large(attempt_spec, _run(attempt_spec, control_fd, outcome_fd))
     # Before the record: the shim ends the process soon after it has read the outcome.
+    tracing.flush()
     _flush()
     _write_record(outcome_fd, ended)
 
@@ -284,13 +288,15 @@ def _run_sync_callable(attempt_spec: AttemptSpec, work: attempt.Work, control_fd
     set_process_runtime(loop.runtime)
     interrupter = _Interrupter(loop.show_tasks, lambda: None, lambda: None)
     fn, args, kwargs = work
-    try:
-        interrupter.start(control_fd)
-        ended = attempt.succeeded(fn(*args, **kwargs), f"job {attempt_spec.spec.name!r}")
-    except BaseException as error:  # noqa: BLE001  # any error of user code is its outcome
-        # What the code raises after the interrupt is a consequence of the request.
-        ended = attempt.stopped() if interrupter.requested else attempt.failed(error)
-    _until_done(loop.close)
+    with tracing.attempt_span(attempt_spec) as on_ended:
+        try:
+            interrupter.start(control_fd)
+            ended = attempt.succeeded(fn(*args, **kwargs), f"job {attempt_spec.spec.name!r}")
+        except BaseException as error:  # noqa: BLE001  # any error of user code is its outcome
+            # What the code raises after the interrupt is a consequence of the request.
+            ended = attempt.stopped() if interrupter.requested else attempt.failed(error)
+        _until_done(loop.close)
+        on_ended(ended.outcome)
     return ended
 
 
@@ -325,19 +331,23 @@ def _run_sync_actor(attempt_spec: AttemptSpec, work: attempt.Work, control_fd: i
     loop.task, loop.at_end = serve, end_of_loop
     set_process_runtime(loop.runtime)
     interrupter = _Interrupter(loop.show_tasks, loop.end_calls, loop.cancel)
-    try:
-        interrupter.start(control_fd)
-        # Started here: the loop hands the constructor and all calls to this thread.
-        loop.runtime()
-        executor.run_on_this_thread()
-    except KeyboardInterrupt:  # requested to end, perhaps in the middle of a call
-        # The cleanup hook is bounded by its own limit and must not be interrupted again.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        interrupter.on_interrupted()
-        executor.run_on_this_thread(only_functions=True)  # the cleanup hook
-    left.set()
-    _until_done(loop.close)
-    return loop.result if loop.result is not None and not interrupter.requested else attempt.stopped()
+    # On this thread, whose context variables the constructor and all calls see.
+    with tracing.attempt_span(attempt_spec) as on_ended:
+        try:
+            interrupter.start(control_fd)
+            # Started here: the loop hands the constructor and all calls to this thread.
+            loop.runtime()
+            executor.run_on_this_thread()
+        except KeyboardInterrupt:  # requested to end, perhaps in the middle of a call
+            # The cleanup hook is bounded by its own limit and must not be interrupted again.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            interrupter.on_interrupted()
+            executor.run_on_this_thread(only_functions=True)  # the cleanup hook
+        left.set()
+        _until_done(loop.close)
+        ended: AttemptResult = attempt.stopped() if loop.result is None or interrupter.requested else loop.result
+        on_ended(ended.outcome)
+    return ended
 
 
 def _until_done(step: Callable[[], None]) -> None:

@@ -27,6 +27,7 @@ from fray.net.transport import AnyCredential, Network, current_credential, has_o
 from fray.net.transports.routed_network import RoutedNetwork
 from fray.net.transports.tls_listener import TlsServer
 from fray.net.tunnels.transport import Tunnels
+from fray.runtime import tracing
 from fray.runtime.actors.server import ACTOR_HOST, ActorHostServer
 from fray.runtime.actors.threaded_actor import ThreadedActor
 from fray.runtime.background import open_background_nursery
@@ -144,6 +145,8 @@ async def open_runtime(
     Raises:
         Unreachable, Refused, Unauthorized, ProtocolMismatch: the controller cannot be reached or refuses us.
     """
+    if config.waits_for_controller:
+        tracing.configure()
     # Outside of the nursery: only there is it known what left the block.
     async with _single_error() as ending, open_background_nursery() as nursery:
         if config.waits_for_controller:

@@ -18,6 +18,7 @@ from fray.model.environment import check_spec
 from fray.model.gangs import hosts_of, port_names, slice_hosts
 from fray.model.ids import ANONYMOUS_PREFIX, NAME_LIMIT, BlobId, JobId, Namespace, NodeName, SessionId, check_name
 from fray.model.messages.client import ClientHello, Launch, Role, SaveCheckpoint
+from fray.model.monitoring.trace_context import check_trace_vars
 from fray.model.reservations import ReservationSpec, check_reservation
 from fray.model.resources import AMOUNT_LIMIT, Capacity, Demand, short_repr
 from fray.model.specs import EntryKind, JobSpec
@@ -290,6 +291,7 @@ def _check_process(spec: JobSpec) -> None:
     for name in (*spec.env_vars, *spec.secrets):
         if not name or "=" in name or "\0" in name:
             raise InvalidRequest(f"job {spec.name!r}: {short_repr(name)} cannot be the name of a variable")
+    check_trace_vars(spec.trace_vars, f"job {spec.name!r}")
 
 
 def _check_spec(spec: JobSpec) -> None:

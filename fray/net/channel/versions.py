@@ -36,6 +36,7 @@ CAPABILITIES: Mapping[str, tuple[str, ...]] = {
     "loop-delay": ("LoopDelay",),
     "moved-nodes": ("NodeMoved",),
     "sums": ("SumAttempts", "AttemptSums", "AttemptSum"),
+    "traces": ("Kind.TRACE",),
     "unsupported": (),
 }
 """Capability: the messages that may be sent only to a peer that has it, as ``Message``; values of enumerations, as

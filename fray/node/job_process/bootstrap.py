@@ -76,7 +76,7 @@ def job_variables(
     """Return what the environment of an attempt has besides the node's.
 
     Later ones win: variables of the cluster; of granted CPUs and devices, and of the gang for frameworks; of the
-    prepared environment; of the job and its secrets; fixed ones; Fray's own.
+    prepared environment; for traces; of the job and its secrets; fixed ones; Fray's own.
 
     Args:
         offered: number of accelerators of each kind on the node; a job sees only those it was granted.
@@ -90,6 +90,7 @@ def job_variables(
     suggested = {**attempt_spec.cluster_vars, **granted, **framework_variables(attempt_spec), **ready.variables}
     return {
         **suggested,
+        **attempt_spec.spec.trace_vars,
         **attempt_spec.spec.env_vars,
         **attempt_spec.secret_vars(),
         **ready.fixed_variables,

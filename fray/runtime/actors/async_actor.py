@@ -211,7 +211,12 @@ class AsyncActor(ServedActor):
     def _run_coroutine(self, call: IncomingCall, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Await what a plain function has returned: a decorated async method is one that returns a coroutine."""
         self._begin(call)
-        self._spawn(lambda: self._await_and_answer(call, lambda: coroutine))
+
+        def enter() -> Coroutine[Any, Any, Any]:
+            call.enter()  # in the context in which it is awaited, which is another one
+            return coroutine
+
+        self._spawn(lambda: self._await_and_answer(call, enter))
 
     def _begin(self, call: IncomingCall) -> None:
         self._group_of(call).running += 1

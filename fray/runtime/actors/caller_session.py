@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 from attrs import Factory, define
@@ -16,20 +16,37 @@ from attrs import Factory, define
 from fray.errors import ActorDied, ChannelClosed, ChannelFull, FrayError, NoSuchActor, OutcomeUnknown, ProtocolMismatch
 from fray.model.ids import SessionId
 from fray.model.messages.calls import ActorNumber, GetMetrics, LookUpActor, RequestShutdown, ShutdownAccepted
+from fray.model.monitoring.trace_context import TRACEPARENT_BYTES
 from fray.net.channel.public import Channel
 from fray.net.channel.session import STALE_S
 from fray.net.codec import META, Bytes, Kind, decode_message
+from fray.runtime import tracing
 from fray.runtime.actors.incoming_call import IncomingCall, InputBuffer
 from fray.runtime.actors.lifecycle import ShutdownRequest
 from fray.runtime.actors.pending_calls import PendingLightCalls
 from fray.runtime.actors.served_actor import ServedActor, no_such_actor
 from fray.runtime.calls.dedup import CANCELLED_ANSWER, Admission, Answer, CallDeduplicator
 from fray.runtime.calls.flow_control import pack_count
-from fray.runtime.calls.wire import AGAIN, BUFFERS, CREDIT, INPUT, ITEM, NOT_RUN, ONLY, TWO_WAY, split_call, split_meta
+from fray.runtime.calls.wire import (
+    AGAIN,
+    BUFFERS,
+    CREDIT,
+    INPUT,
+    ITEM,
+    NOT_RUN,
+    ONLY,
+    TRACE,
+    TWO_WAY,
+    split_call,
+    split_meta,
+)
 from fray.runtime.serialization import errors
 from fray.runtime.serialization.buffer_transfer import SEGMENTS_REMOVED, SHARE, BufferTransfer
 from fray.runtime.serialization.buffers import PickledObject, TransferCapabilities, is_large
 from fray.runtime.serialization.number_list import unpack_numbers
+
+if TYPE_CHECKING:
+    from fray.runtime.tracing_sdk import ServedCall
 
 # Plain integers: an enum member would be looked up for every frame.
 _CALL, _FAULT = int(Kind.CALL), int(Kind.FAULT)
@@ -76,6 +93,8 @@ class CallerSession:
         self.buffer_transfer = BufferTransfer(spawn)
         self._buffer_waits = BufferWaits(self._on_call_ready)
         self._closing = False
+        self._trace: tuple[int, ServedCall] | None = None
+        """Number of the next call, and its span, if it came with one."""
 
     def __repr__(self) -> str:
         stored = self.dedup.kept_bytes
@@ -130,6 +149,8 @@ class CallerSession:
             self._on_request(ref, body)
         elif SHARE <= kind <= SEGMENTS_REMOVED:
             self.buffer_transfer.on_frame(kind, flags, body)
+        elif kind == TRACE:
+            self._on_trace(ref, body)
 
     def on_batch(self) -> None:
         if self._touched_actors:
@@ -155,9 +176,20 @@ class CallerSession:
             if meta.deadline_s is not None:
                 # Only durations cross the wire: the clocks of two machines differ.
                 call.deadline = trio.current_time() + meta.deadline_s
+        if self._trace is not None:
+            if self._trace[0] == number:
+                call.trace = self._trace[1]
+            self._trace = None
         call.transfer = transfer
         if not self._buffer_waits.add(target, call):
             self._on_call_ready(target, call)
+
+    def _on_trace(self, number: int, body: Bytes) -> None:
+        """Note the span of which the next call is part. A malformed ``traceparent`` is ignored, and the call runs."""
+        served = None
+        if tracing.active is not None and len(body) <= TRACEPARENT_BYTES:
+            served = tracing.active.served_call(bytes(body))
+        self._trace = None if served is None else (number, served)
 
     def _on_call_ready(self, target: int, call: IncomingCall) -> None:
         """Deliver a call whose turn it is and whose buffers are there, if answers have room."""

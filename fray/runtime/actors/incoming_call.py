@@ -37,6 +37,7 @@ from fray.runtime.serialization.buffers import PickledObject, TransferCapabiliti
 if TYPE_CHECKING:
     from fray.runtime.actors.lifecycle import ActorLifecycle
     from fray.runtime.serialization.buffers import IncomingTransfer
+    from fray.runtime.tracing_sdk import ServedCall
 
 # Callers number their calls from 1.
 INTERNAL_CALL = -1
@@ -117,6 +118,7 @@ class IncomingCall:
         "scope",
         "spec",
         "stream",
+        "trace",
         "transfer",
     )
 
@@ -143,6 +145,8 @@ class IncomingCall:
         """Items from the caller, for a call flagged TWO_WAY."""
         self.method_stream: Any = None
         """The method's end of a two-way call: a `Stream` or `BlockingStream`."""
+        self.trace: ServedCall | None = None
+        """Span of the call, if the caller has one."""
         self.outcome: Answer | None = None
         self.fatal: BaseException | None = None
         """SystemExit or KeyboardInterrupt that the method raised."""
@@ -230,10 +234,16 @@ class IncomingCall:
                 kwargs = {**kwargs, self.spec.stream_parameter: self.method_stream}
         return args, kwargs
 
-    def invoke(self) -> Any:
-        """Call the method and return what it returns: a value, a coroutine or a generator."""
+    def enter(self) -> None:
+        """Make this call, and its span, those of the running context."""
         # Not reset: each call runs in a context copy of its own.
         current_actor_var.set(self)
+        if self.trace is not None:
+            self.trace.enter(self.name, self.actor_id, self.method)
+
+    def invoke(self) -> Any:
+        """Call the method and return what it returns: a value, a coroutine or a generator."""
+        self.enter()
         args, kwargs = self.unpickle_arguments()
         assert self.spec is not None
         return self.spec.function(*args, **kwargs)
@@ -271,6 +281,8 @@ class IncomingCall:
         # SystemExit and KeyboardInterrupt are answers to the caller and also end the actor, once the answer is out.
         if not isinstance(error, Exception) and not isinstance(error, BaseExceptionGroup):
             self.fatal = error
+        if self.trace is not None:
+            self.trace.fail(error)
         return _FAULT, 0, errors.dump_error(error)
 
     def finish(self, answer: Answer) -> None:

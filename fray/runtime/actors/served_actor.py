@@ -209,6 +209,8 @@ class ServedActor:
             counters.cancelled += 1
         elif answer[0] == _FAULT:
             counters.errors += 1
+        if call.trace is not None:
+            call.trace.end(call.cancelled)
         call.origin.answer(call, answer)
         if self.last_active_s is not None and call.number != INTERNAL_CALL:
             self.last_active_s = trio.current_time()

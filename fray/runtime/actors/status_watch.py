@@ -14,6 +14,7 @@ from fray.model.messages.client import ActorEndpoint, Names
 from fray.model.service_key import ServiceKey
 from fray.model.specs import EndReason
 from fray.net.codec import Bytes
+from fray.runtime import tracing
 from fray.runtime.actors.light import ActorEnded, EndedBefore, Event
 from fray.runtime.calls.host_loss import HostLoss, loss_of_error, loss_of_outcome
 from fray.runtime.calls.range_set import ENDS_KEPT, LONG_AGO, RangeSet
@@ -159,7 +160,9 @@ class _LightActorEvents:
         while True:
             try:
                 # A stream does not survive a reset of its connection; each new one begins with the whole state.
-                async with self._route.stream("events") as stream:
+                with tracing.untraced():
+                    stream = self._route.stream("events")
+                async with stream:
                     async for events in stream:
                         for event in events:
                             self._on_event(event)

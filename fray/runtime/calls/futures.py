@@ -14,7 +14,7 @@ from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_resch
 
 from fray.errors import ActorDied, CallCancelled, DeadlineExceeded, FrayError, NotPicklable
 from fray.net.codec import Kind
-from fray.runtime import waits
+from fray.runtime import tracing, waits
 from fray.runtime.calls.wire import CANCELLED
 from fray.runtime.current_call import current_actor_var
 from fray.runtime.serialization import errors, pickling
@@ -217,6 +217,7 @@ class CallFuture(FutureBase[T_co]):
         "repeats",
         "route",
         "size",
+        "trace",
         "transfer",
     )
 
@@ -248,6 +249,9 @@ class CallFuture(FutureBase[T_co]):
         """Chooses another actor for a call that may be sent again when its actor is gone."""
         self.not_delivered = False
         """The call failed, and surely had no effect."""
+        # Here and not where it is sent: on the thread of its maker, whose span is the parent.
+        self.trace = b"" if tracing.active is None else tracing.active.start_call(self, route.label, method)
+        """``traceparent`` of its span, which its host is sent; empty: none."""
 
     def __repr__(self) -> str:
         state = ("pending", "returned", "failed", "returned", "failed")[self._state]
@@ -284,6 +288,12 @@ class CallFuture(FutureBase[T_co]):
         except BaseException as error:  # noqa: BLE001 - the error is the answer
             return error
         return None
+
+    def failure(self) -> tuple[str, str] | None:
+        """Return type and message of the error of a settled call, without unpickling it; None: a result."""
+        if self._state == _PICKLED_ERROR:
+            return errors.describe_error(self._value)
+        return (type(self._value).__name__, str(self._value)) if self._state == ERROR else None
 
     def cancel(self) -> None:
         """Request the callee to stop; return at once. The answer may still be a result."""

@@ -39,6 +39,8 @@ from fray.runtime.calls.wire import (
     OPEN_CALLS_LIMIT,
     SETTLE_EVERY_BYTES,
     SETTLE_EVERY_CALLS,
+    TRACE,
+    TRACES,
     TWO_WAY,
     pack_meta,
 )
@@ -390,6 +392,8 @@ class HostConnection:
         assert channel is not None
         assert binding is not None
         try:
+            if call.trace and TRACES in channel.peer_release.capabilities:
+                channel.send_nowait(TRACE, number, call.trace)
             # Three forms of the frame, the cheapest for the common case: no buffers, no deadline, not made inside an
             # actor call.
             if call.pickled is not None:

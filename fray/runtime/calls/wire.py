@@ -48,6 +48,10 @@ CREDIT = 38
 """Kind of frame, both ways: number of further items that may be sent (u32)."""
 INPUT = 39
 """Kind of frame, caller to host: one item for a method that takes a stream."""
+TRACE = 44
+"""Kind of frame, caller to host, in front of a CALL of the same number: the ``traceparent`` of the caller's span."""
+TRACES = "traces"
+"""Capability of hosts that know this kind of frame."""
 CALLER_KEY_ID = "caller"
 """Key id under which a caller proves that it has the key of an endpoint."""
 HOST_LEFT = "the host has shut down"

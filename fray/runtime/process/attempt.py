@@ -25,6 +25,7 @@ from fray.model.monitoring.health import HealthCheck
 from fray.model.monitoring.progress_protocol import AttemptReport
 from fray.model.specs import BLOB_LIMIT_BYTES, ActorConfig, AttemptSpec, EndReason, EntryKind, Outcome
 from fray.net.transport import Bytes, Credential, Network
+from fray.runtime import tracing
 from fray.runtime.actors.checkpoints import Checkpoints, check_class
 from fray.runtime.actors.endpoints import make_endpoint, registrations_of
 from fray.runtime.actors.lifecycle import (
@@ -349,9 +350,13 @@ async def _announce(runtime: Runtime, name: str, number: int) -> None:
 
 async def run_work(attempt_spec: AttemptSpec, work: Work, runtime: Runtime, stage: SyncRunner) -> AttemptResult:
     """Run the unpickled payload within the current runtime."""
-    if attempt_spec.spec.entry is EntryKind.ACTOR:
-        return await run_actor(attempt_spec, work, runtime, stage)
-    return await run_callable(attempt_spec, work, stage)
+    with tracing.attempt_span(attempt_spec) as ended:
+        if attempt_spec.spec.entry is EntryKind.ACTOR:
+            result = await run_actor(attempt_spec, work, runtime, stage)
+        else:
+            result = await run_callable(attempt_spec, work, stage)
+        ended(result.outcome)
+    return result
 
 
 async def run_in_runtime(

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Container, Itera
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import count
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import trio
 from attrs import evolve
@@ -23,7 +23,7 @@ from fray.model.environment import Secret, plain_variables, secret_names
 from fray.model.job_groups import JobGroupSpec
 from fray.model.messages.client import Role, Terminate
 from fray.model.specs import EndReason, JobInfo, JobSpec
-from fray.runtime import waits
+from fray.runtime import tracing, waits
 from fray.runtime.background import open_background_nursery
 from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.controller_client.large_results import upload_payloads
@@ -41,6 +41,9 @@ from fray.runtime.scope.wait_reports import report_waits
 from fray.runtime.serialization.errors import scope_error
 from fray.runtime.serialization.values import Value
 from fray.tracebacks import prepend_traceback
+
+if TYPE_CHECKING:
+    from fray.runtime.tracing_sdk import LaunchSpan
 
 LAUNCH_TRIES = 3
 """Number of times that a launch is sent whose content the controller lacks."""
@@ -105,9 +108,12 @@ class ChildScope:
         known_before = {
             record.info.job_id for record in self.runtime.client.jobs.known([spec.job_id for spec in specs])
         }
+        specs, spans = tracing.start_launches(specs)
         try:
             specs, records = await self._send_launch(specs, payloads, group)
         except BaseException as error:
+            for span in spans:
+                span.fail(error)
             # The launch may have been accepted although its wait was cancelled; its jobs would then run without an
             # owner's watcher.
             with trio.CancelScope(shield=True):
@@ -125,6 +131,9 @@ class ChildScope:
                     self._actors[spec.job_id] = scope
                 child = self.children.children[spec.job_id]
                 self._nursery.start_soon(self._watch, child, scope, spec, record, decide, error_of)
+        for spec, record, span in zip(specs, records, spans, strict=False):  # none where none are recorded
+            is_child = record.info.job_id == spec.job_id and not spec.outlives_scope
+            _end_with_job(span, record) if is_child else span.end(record.info)
         return records
 
     async def _send_launch(
@@ -269,6 +278,14 @@ class ChildScope:
     def start_soon(self, task: Callable[..., Awaitable[object]], *args: object) -> None:
         """Run a task that lives as long as this scope."""
         self._nursery.start_soon(task, *args)
+
+
+def _end_with_job(span: LaunchSpan, record: JobRecord) -> None:
+    """End the span when the job ends; that of one that has ended now."""
+    if record.ended.is_set():
+        span.end(record.info)
+    else:
+        record.callbacks.append(lambda: span.end(record.info))
 
 
 async def _fetch_large_error(record: JobRecord) -> None:

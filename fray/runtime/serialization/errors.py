@@ -67,6 +67,12 @@ def dump_truncated_error(data: bytes, limit_chars: int, why: str) -> bytes:
     return dump_error(error)
 
 
+def describe_error(data: Bytes) -> tuple[str, str]:
+    """Return the type and the message of a dumped error, without making it."""
+    node = _Node(*pickling.loads(data)[0])
+    return node.name, node.message
+
+
 def load_error(data: Bytes) -> BaseException:
     """Inverse of `dump_error`: the same type where it can be built here, else `RemoteError`; never SystemExit and kin.
 

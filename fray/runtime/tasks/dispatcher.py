@@ -16,6 +16,7 @@ from attrs import define, field, frozen
 
 from fray.errors import ChannelFull, FrayError, MachineLost, OutcomeUnknown
 from fray.model.messages.client import ActorEndpoint
+from fray.runtime import tracing
 from fray.runtime.calls.futures import CallFuture
 from fray.runtime.current_call import current_actor_var
 from fray.runtime.serialization import errors
@@ -388,7 +389,8 @@ class WorkerConnection:
         token = current_actor_var.set(None)  # so that tasks do not inherit the deadline of the code that sends them
         try:
             # Not awaited: the connection is a pipeline, and orders reach the worker in the order they are made.
-            call = self._route.start("exchange", request)
+            with tracing.untraced():  # it is a batch of tasks of any origin
+                call = self._route.start("exchange", request)
         except ChannelFull:
             # Other calls have the room for large buffers: nothing is wrong with the worker.
             for number, _, _ in functions:
