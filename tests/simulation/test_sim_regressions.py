@@ -5,6 +5,7 @@ A comment names the seed and the cause; the table of `docs/reliability.md` has t
 
 from __future__ import annotations
 
+from tests.simulation.directed_plans import draw_directed
 from tests.simulation.run import run_seed, summary
 from tests.simulation.scenario_plans import ScenarioPlan, direct_plan
 
@@ -119,3 +120,10 @@ def test_a_gang_that_is_started_again_after_the_loss_of_the_store_has_another_ge
     # again in the same generation, with other peers. With seed 6 generation 0 began after generation 2.
     for seed in (2, 6):
         assert_holds(direct_plan(["gang"] * 8, [(3.0, "store restored", 28.5)], every_s=0.4), seed=seed)
+
+
+def test_an_actor_that_began_while_its_machine_was_silent_keeps_its_devices_until_it_has_ended() -> None:
+    # Seed 29320; a defect of the controller: when a channel was resumed, it repeated the last report of the node. An
+    # actor that had begun in the silence, and was given up, was in no report yet, and its devices were allocated again.
+    result = run_seed(29320, plan=draw_directed(29320, "devices of late machines"))
+    assert not result.breaches, summary(result)

@@ -129,6 +129,8 @@ class NodeConnection:
         """Deadlines of attempts that wait for secrets that only their drivers know."""
         self._last_report: dict[AttemptId, ObservedAttempt] | None = None
         """Attempts that the node has reported on this channel; None before its full report."""
+        self._unreported: dict[AttemptId, None] = {}
+        """Attempts that the node was sent to start, and of which it has not said anything on this channel."""
         self._last_busy: dict[str, str] = {}
         """Devices that its last report calls busy."""
         self._lost = False
@@ -238,9 +240,16 @@ class NodeConnection:
     def _rejoin(self) -> None:
         self._join()
         # The channel has lost nothing, so the last report is still true, and the node will not repeat it: but the
-        # scheduler, after the silence, waits for a full report before it places anything there.
+        # scheduler, after the silence, waits for a full report before it places anything there. Reports that the node
+        # has sent meanwhile come after this one: attempts given up in the silence may have begun, and hold devices.
         if self._last_report is not None:
-            known = tuple(self._last_report.values())
+            wanted = self._context.state.on_node.get(self.node, {})
+            begun = [
+                ObservedAttempt(attempt_id=attempt, phase=Phase.STARTING)
+                for attempt in self._unreported
+                if attempt not in wanted
+            ]
+            known = (*self._last_report.values(), *begun)
             self._post_report(ObservedState(full=True, observed=known, busy=self._last_busy))
 
     def on_end(self, error: FrayError) -> None:
@@ -313,6 +322,8 @@ class NodeConnection:
             self._last_report |= {one.attempt_id: one for one in report.observed}
             for attempt_id in report.removed:
                 self._last_report.pop(attempt_id, None)
+        for attempt_id in (*(one.attempt_id for one in report.observed), *report.removed):
+            self._unreported.pop(attempt_id, None)
 
     def _with_stored_value(self, observed: ObservedAttempt, stored: set[BlobId]) -> ObservedAttempt:
         outcome = observed.outcome
@@ -561,4 +572,6 @@ class NodeConnection:
         )
         # Marked as held only after this: if the channel is full, the node reconnects and is sent everything again.
         self.channel.notice(wanted, list(payloads.values()))
-        self._held.update(desired.attempt_id for desired in desired_attempts if not desired.stop)
+        starts = [desired.attempt_id for desired in desired_attempts if not desired.stop]
+        self._unreported |= dict.fromkeys(attempt for attempt in starts if attempt not in self._held)
+        self._held.update(starts)
