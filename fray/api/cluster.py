@@ -6,6 +6,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
+from attrs import evolve
+
 from fray.api.actors.group import ActorGroup
 from fray.api.actors.handle import ActorHandle
 from fray.api.actors.host import ActorHost
@@ -29,7 +31,7 @@ from fray.api.usage import UsageQueries
 from fray.errors import InvalidRequest, NoSuchJob, NotPicklable
 from fray.missing_names import CLUSTER_LINES, ExplainsMissing
 from fray.model.environment import Secret
-from fray.model.ids import AttemptId, JobId, Namespace, check_name
+from fray.model.ids import AttemptId, JobId, Namespace, check_name, split_attempt
 from fray.model.log_records import LogLine
 from fray.model.messages.client import (
     CreateJoinToken,
@@ -41,6 +43,8 @@ from fray.model.messages.client import (
     JoinTokenCreated,
     ListGroups,
     ListJobs,
+    Requeue,
+    RequeueResult,
     Terminate,
     Text,
 )
@@ -329,6 +333,34 @@ class Cluster(ExplainsMissing, ActorQueries, NodeAdmin, PeopleAdmin, Reservation
             group=group or "",
         )
         return list(await self._runtime.client.jobs.terminate(message))
+
+    async def requeue(
+        self, job_ids: Job | JobId | Sequence[Job | JobId], reason: str = "requeued on request"
+    ) -> RequeueResult:
+        """End the attempts of running jobs, which then wait for machines again, at their place in the queue.
+
+        As a preemption, with its notice and termination steps, but it costs none of their retries. What they own ends
+        with the attempt. Does not wait for that. Jobs whose author allows no restart after a preemption are refused.
+
+        Returns:
+            ``jobs``: ids of those that wait again; ``refused``: id of each other one, and why.
+
+        Raises:
+            NoSuchJob: the cluster does not know one of them, or has forgotten it.
+            InvalidRequest: no job was named.
+            Unauthorized: one of them is another user's, and the role does not suffice.
+        """
+        wanted: Sequence[Job | JobId] = [job_ids] if isinstance(job_ids, Job | str) else job_ids
+        records = await self._runtime.client.jobs.watch([job_id_of(job) for job in wanted])
+        infos = [record.info for record in records]
+        # The attempt that is seen now: however often the request arrives, no later one ends by it.
+        seen = {info.job_id: split_attempt(info.attempts[-1].attempt_id)[1] for info in infos if info.attempts}
+        unplaced = {info.job_id: f"it is {info.state.value}" for info in infos if not info.attempts}
+        if wanted and not seen:
+            return RequeueResult(refused=unplaced)
+        reply = await self._runtime.client.request(Requeue(generations=seen, reason=reason))
+        assert isinstance(reply, RequeueResult)
+        return evolve(reply, refused={**unplaced, **reply.refused})
 
     async def list_jobs(
         self,

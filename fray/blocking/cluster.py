@@ -273,6 +273,7 @@ class Cluster(LaunchMixin, ReservationMixin):
         wait_stopped(self._portal, lambda: self._native.wait(requested))
         return requested
 
+    requeue = make_blocking(native.Cluster.requeue)
     list_jobs = make_blocking(native.Cluster.list_jobs)
     job_changes = make_blocking(native.Cluster.job_changes)
     get_job = make_blocking(native.Cluster.get_job, Job)

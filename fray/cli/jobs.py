@@ -464,6 +464,31 @@ async def stop(cluster: Cluster, options: argparse.Namespace) -> int:
     return 0
 
 
+async def requeue(cluster: Cluster, options: argparse.Namespace) -> int:
+    """Run ``fray requeue``."""
+    _check_choice(options, "that would requeue everything")
+    if options.jobs:
+        ids = await find_all(cluster, options.jobs, options)
+    else:
+        found = [info for info in await _chosen_living(cluster, options) if info.state is JobState.RUNNING]
+        if not found:
+            raise NoSuchJob(_none_living(options), name=options.prefix or options.group)
+        if len(found) > 1 and not options.yes and can_ask():
+            question = f"these {len(found)} jobs would end, and wait again:\n{listed(found)}\nRequeue them? [y/N]"
+            if not await confirmed(question):
+                return 1
+        ids = [info.job_id for info in found]
+    requester = requester_of("fray requeue")
+    done = await cluster.requeue(ids, f"{requester}: {options.reason}" if options.reason else requester)
+    if options.json:
+        say_json(done)
+    else:
+        say(f"{job_id}: requeued" for job_id in done.jobs)
+        for job_id, why_not in done.refused.items():
+            note(f"{job_id} was not requeued: {why_not}")
+    return 1 if done.refused else 0
+
+
 def _check_choice(options: argparse.Namespace, danger: str) -> None:
     """Check that jobs are given in one way: by name, by prefix or by group. Raises InvalidRequest."""
     given = sum([bool(options.jobs), options.prefix is not None, options.group is not None])

@@ -51,6 +51,7 @@ def parser_of() -> Parser:
         add_what_if,
         _wait,
         _stop,
+        _requeue,
         _stacks,
         add_profile,
         add_report,
@@ -171,6 +172,21 @@ def _stop(verbs: Verbs) -> None:
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask before several jobs are stopped")
     parser.add_argument("--no-wait", action="store_true", help="do not wait until they have ended")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds to wait (default: 60)")
+
+
+def _requeue(verbs: Verbs) -> None:
+    parser = verb(
+        verbs,
+        "requeue",
+        "jobs:requeue",
+        "end the attempts of running jobs, which wait for machines again; it costs none of their retries",
+        "  fray requeue train\n  fray requeue --prefix nightly/ --reason 'room for the demo'",
+    )
+    one_job(parser, many=True)
+    parser.add_argument("--prefix", help="all running jobs whose names start with this")
+    parser.add_argument("--group", metavar="NAME", help="all running jobs of the job group of this name (or id)")
+    parser.add_argument("--reason", default="", help="reason, shown by fray events and fray explain")
+    parser.add_argument("--yes", "-y", action="store_true", help="do not ask before several jobs are requeued")
 
 
 def _chosen_together(parser: Parser) -> None:

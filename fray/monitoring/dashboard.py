@@ -57,6 +57,7 @@ HEADERS = {
 }
 ACTIONS: dict[str, type] = {
     "stop": client.Terminate,
+    "requeue": client.Requeue,
     "stacks": client.GetStacks,
     "cordon": maintenance.CordonNodes,
     "renew": client.RenewReservation,
@@ -353,10 +354,15 @@ class Dashboard:
         cluster, job, action = self._cluster(), request.path_params["job"], request.path_params["action"]
         if action == "stacks":
             return await cluster.stacks(job)
-        if action == "stop":
+        if action in ("stop", "requeue"):
             given = await _json_body(request)
             reason = f"{self._viewer.requester}: {given['reason']}" if given.get("reason") else self._viewer.requester
-            return {"jobs": await cluster.terminate(job, reason)}
+            if action == "stop":
+                return {"jobs": await cluster.terminate(job, reason)}
+            done = await cluster.requeue(job, reason)
+            if done.refused:
+                raise InvalidRequest(f"{job} was not requeued: {done.refused[job]}")
+            return {"jobs": done.jobs}
         raise InvalidRequest(f"unknown action {action!r}")
 
     async def _act_on_node(self, request: Request) -> Any:

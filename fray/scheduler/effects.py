@@ -97,6 +97,14 @@ class TerminateRequested:
 
 
 @frozen(kw_only=True)
+class RequeueRequested:
+    session: SessionId
+    ref: int
+    generations: dict[JobId, int]
+    reason: str
+
+
+@frozen(kw_only=True)
 class NodeJoined:
     """A node has connected (first, again, or as a new incarnation: then all it held before is dead)."""
 
@@ -287,6 +295,8 @@ Event: TypeAlias = (
     | SessionClosed
     | LaunchRequested
     | TerminateRequested
+    | RequeueRequested
+    | RequeueRequested
     | NodeJoined
     | NodeReported
     | NodeSilent

@@ -271,6 +271,8 @@ class Budget(StrEnum):
     PREEMPTION = "preemption"
     MACHINE_LOSS = "machine loss"
     OUT_OF_MEMORY = "out of memory"
+    REQUEUE = "requeue"
+    """Free: a person has requested that it waits again."""
     SIBLING = "sibling"
     """Free: the job restarts because a sibling does."""
     PORTS = "taken ports"

@@ -35,6 +35,7 @@ from fray.scheduler.effects import (
     NodeReported,
     NodeSilent,
     PolicyChanged,
+    RequeueRequested,
     ReservationReleased,
     ReservationRenewed,
     ReservationRequested,
@@ -47,7 +48,7 @@ from fray.scheduler.effects import (
     WaitReported,
 )
 from fray.scheduler.explain.diagnosis import job_reason_text
-from fray.scheduler.jobs import checkpoints, groups, holds, registry, submit, supervision
+from fray.scheduler.jobs import checkpoints, groups, holds, registry, requeue, submit, supervision
 from fray.scheduler.jobs.retention import forget_finished
 from fray.scheduler.jobs.transitions import end_overdue, fail_unschedulable
 from fray.scheduler.lifecycle import JobPhase
@@ -132,6 +133,7 @@ HANDLERS: Mapping[type, Callable[[State, Any, EffectBuffer], None]] = {
     SessionClosed: sessions.on_session_closed,
     LaunchRequested: submit.on_launch_requested,
     TerminateRequested: submit.on_terminate_requested,
+    RequeueRequested: requeue.on_requeue_requested,
     NodeJoined: nodes.on_node_joined,
     NodeReported: nodes.on_node_reported,
     NodeSilent: nodes.on_node_silent,

@@ -14,7 +14,7 @@ from fray.model.messages.client import Names
 from fray.model.specs import RESULT_GONE, AttemptInfo, EndReason, EntryKind, JobInfo, JobState, Outcome
 from fray.scheduler.explain.diagnosis import group_reasons, job_reason_text, job_reasons
 from fray.scheduler.jobs.queries import is_group_in_namespace
-from fray.scheduler.lifecycle import FINAL_STATE, JobPhase
+from fray.scheduler.lifecycle import FINAL_STATE, Budget, JobPhase
 from fray.scheduler.reasons import Reason, ReasonKind, reasons_text
 from fray.scheduler.state.rows import (
     ActorRegistration,
@@ -71,7 +71,10 @@ def job_info(state: State, job_id: JobId, *, explained: bool = True) -> JobInfo:
         launch_time=job.launched_at,
         parent=job.parent,
         user=job.spec.user,
-        retries={cause.value: count for cause, count in job.retries.items()},
+        retries={
+            **{cause.value: count for cause, count in job.retries.items()},
+            **({Budget.REQUEUE.value: job.requeues} if job.requeues else {}),
+        },
         first_member=job.first_member if job.spec.members > 1 else None,
         job_group=job.spec.job_group,
         role=role_of(job.spec).name if job.spec.job_group else "",

@@ -91,6 +91,7 @@ SAMPLES: dict[type, Callable[[Side], Any]] = {
     client.Launch: lambda side: client.Launch(jobs=(_program(f"{side.user}-new", side.namespace),)),
     client.ProvideSecrets: lambda side: client.ProvideSecrets(secrets={side.running: {"A": "b"}}),
     client.Terminate: lambda side: client.Terminate(jobs=(side.running,)),
+    client.Requeue: lambda side: client.Requeue(generations={side.running: 0}),
     client.WatchJobs: lambda side: client.WatchJobs(jobs=(side.running,)),
     client.FindJob: lambda side: client.FindJob(name=f"{side.user}-work", namespace="*"),
     client.ListJobs: lambda side: client.ListJobs(namespace="*"),
@@ -287,7 +288,7 @@ def _shows(answer: str, side: Side) -> bool:
 
 
 ENDS_SOMETHING = {
-    *(client.Terminate, client.ReleaseReservation, client.EndSession),
+    *(client.Terminate, client.Requeue, client.ReleaseReservation, client.EndSession),
     *(people.RemoveUser, people.RevokeKeys),
 }
 """Requests that end what the next one would be about: each of them gets a cluster of its own."""

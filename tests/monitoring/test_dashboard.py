@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -166,6 +167,12 @@ def test_actions_need_the_page_its_origin_and_its_token(lab: Lab) -> None:
         assert browser.ask("POST", path, {}, Cookie="")[0] == 401
         assert browser.ask("GET", path)[0] == 405
         assert json.loads(run_fray(lab, "show", job, "--json"))["state"] != "stopped"
+        give_up_at = time.monotonic() + 60
+        while json.loads(run_fray(lab, "show", job, "--json"))["state"] != "running":
+            assert time.monotonic() < give_up_at
+        status, _, text = browser.ask("POST", f"/api/jobs/{job}/requeue", {"reason": "room"})
+        assert (status, json.loads(text)) == (200, {"jobs": [job]})
+        assert ": room (by " in run_fray(lab, "explain", job)
         status, _, text = browser.ask("POST", path, {"reason": "enough"})
         assert (status, json.loads(text)) == (200, {"jobs": [job]})
         run = subprocess.run(

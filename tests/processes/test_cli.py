@@ -730,6 +730,39 @@ def test_a_detached_program_is_waited_for_and_stopped_by_other_commands(run: Fra
     assert run("stop", "--prefix", "").code == 2
 
 
+def test_a_requeued_job_runs_again_and_says_who_requeued_it(run: Fray) -> None:
+    (job_id,) = run(*DETACHED, "back/one", "--", "sleep", "1000").out.split()
+    wait_for_attempt(run, job_id, 0)
+    assert run("requeue", "back").code == 1  # a beginning is not taken for a name
+    requeued = run("requeue", "back/one", "--reason", "room for the demo")
+    assert (requeued.code, requeued.out) == (0, f"{job_id}: requeued\n")
+    wait_for_attempt(run, job_id, 1)
+    assert run("show", job_id, "--json").json["retries"] == {"requeue": 1}
+    said = run("explain", job_id).out
+    assert "requeues: 1, the last one: `fray requeue` by " in said
+    assert ": room for the demo (by " in said
+    assert "requeued: `fray requeue` by " in run("events", job_id).out
+    assert run("requeue", "--prefix", "back/", "--json").json == {"jobs": [job_id], "refused": {}}
+    wait_for_attempt(run, job_id, 2)
+    run("stop", job_id)
+    refused = run("requeue", job_id)
+    assert (refused.code, refused.err) == (
+        1,
+        f"fray: {job_id} was not requeued: it is stopped, and only what runs can be requeued\n",
+    )
+    assert "requeue" in run("audit").out
+
+
+def wait_for_attempt(run: Fray, job_id: str, number: int) -> None:
+    end = time.monotonic() + 60
+    while True:
+        found = run("show", job_id, "--json").json
+        if found["state"] == "running" and found["attempts"][-1]["attempt_id"].endswith(f":{number}:0"):
+            return
+        assert time.monotonic() < end, found
+        time.sleep(0.05)
+
+
 def test_jobs_of_a_prefix_are_waited_for_together(run: Fray) -> None:
     for name in ("dawn/one", "dawn/two", "dusk"):
         run(*DETACHED, name, "--", "sleep", "1000")

@@ -196,6 +196,14 @@ def _withdrawn_claims(rng: random.Random) -> ScenarioPlan:
     return _plan(rng, acts, faults, drivers=2)
 
 
+def _requeued_jobs(rng: random.Random) -> ScenarioPlan:
+    """Running jobs are requeued, while requests and answers are lost and machines are out of reach."""
+    acts = [(at_s, rng.choice(("requeued job", "requeued job", "value job"))) for at_s in _times(rng, 40, 150.0)]
+    kinds = ("break connections", "crash controller", "crash at save", "cut off", "kill process", "restart node")
+    faults = [(at_s, rng.choice(kinds), rng.uniform(0.1, 20.0)) for at_s in _times(rng, 20, 150.0, 5.0)]
+    return _plan(rng, acts, faults, drivers=2)
+
+
 def _lost_units(rng: random.Random) -> ScenarioPlan:
     """Reservations lose machines, again and again."""
     kinds = ("kept units", "kept units", "kept units", "open reservation", "shrinking reservation")
@@ -242,6 +250,7 @@ DIRECTED: Mapping[str, Draw] = {
     "beyond the lease": _beyond_the_lease,
     "silent members": _silent_members,
     "withdrawn claims": _withdrawn_claims,
+    "requeued jobs": _requeued_jobs,
     "lost units": _lost_units,
     "sleeping callers": _sleeping_callers,
     "devices of late machines": _devices_of_late_machines,

@@ -342,6 +342,12 @@ def _terminate(scope: AccessScope, message: client.Terminate) -> client.Terminat
     return evolve(message, jobs=tuple(found), name="", prefix="", group="")
 
 
+def _requeue(scope: AccessScope, message: client.Requeue) -> client.Requeue:
+    for job_id in message.generations:
+        scope.check_job(job_id)
+    return message
+
+
 def _jobs(scope: AccessScope, message: client.WatchJobs) -> client.WatchJobs:
     for job_id in message.jobs:
         scope.check_job(job_id)
@@ -442,6 +448,7 @@ def _share(scope: AccessScope, message: people.ShareNamespace) -> people.ShareNa
 NARROWED: dict[type, Callable[[AccessScope, Any], Any]] = {
     client.Launch: _launch,
     client.Terminate: _terminate,
+    client.Requeue: _requeue,
     client.WatchJobs: _jobs,
     client.GetStacks: _job,
     client.Explain: _job_or_reservation,

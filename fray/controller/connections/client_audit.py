@@ -107,6 +107,7 @@ _TARGETS: dict[type, Callable[..., str]] = {
     messages.Launch: _launch,
     messages.ProvideSecrets: lambda message: _list(message.secrets),
     messages.Terminate: _terminate,
+    messages.Requeue: lambda message: f"{_list(message.generations)}: {message.reason}",
     messages.FetchBlob: lambda message: message.blob,
     messages.GetStacks: lambda message: message.job,
     messages.CreateReservation: lambda message: message.spec.reservation_id,

@@ -21,6 +21,7 @@ from fray.controller.connections.validation import (
     check_id,
     check_launch,
     check_node_selection,
+    check_requeue,
     check_reservation_request,
 )
 from fray.controller.secret_store import check_limits, check_secrets
@@ -45,6 +46,7 @@ from fray.scheduler.effects import (
     LaunchRequested,
     NameRegistered,
     NameUnregistered,
+    RequeueRequested,
     ReservationReleased,
     ReservationRenewed,
     ReservationRequested,
@@ -133,6 +135,15 @@ def terminate(client: ClientConnection, ref: int, message: messages.Terminate, b
     what = {field: getattr(message, field) for field in ("jobs", "reason", "name", "prefix", "tree", "own", "group")}
     client.context.inbox.submit(
         TerminateRequested(session=client.session, ref=ref, namespace=message.namespace, **what)
+    )
+    return None
+
+
+def requeue(client: ClientConnection, ref: int, message: messages.Requeue, blobs: Sequence[Bytes]) -> Answer:
+    check_requeue(message)
+    generations, reason = dict(message.generations), message.reason
+    client.context.inbox.submit(
+        RequeueRequested(session=client.session, ref=ref, generations=generations, reason=reason)
     )
     return None
 
@@ -548,6 +559,7 @@ HANDLERS: dict[type, Callable[[ClientConnection, int, Any, Sequence[Bytes]], Ans
     messages.Launch: launch,
     messages.ProvideSecrets: provide_secrets,
     messages.Terminate: terminate,
+    messages.Requeue: requeue,
     messages.WatchJobs: watch_jobs,
     messages.FindJob: find_job,
     messages.ListJobs: list_jobs,

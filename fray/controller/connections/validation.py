@@ -17,7 +17,7 @@ from fray.model.access.user_keys import USER_KEY
 from fray.model.environment import check_spec
 from fray.model.gangs import hosts_of, port_names, slice_hosts
 from fray.model.ids import ANONYMOUS_PREFIX, NAME_LIMIT, BlobId, JobId, Namespace, NodeName, SessionId, check_name
-from fray.model.messages.client import ClientHello, Launch, Role, SaveCheckpoint
+from fray.model.messages.client import ClientHello, Launch, Requeue, Role, SaveCheckpoint
 from fray.model.monitoring.trace_context import check_trace_vars
 from fray.model.reservations import ReservationSpec, check_reservation
 from fray.model.resources import AMOUNT_LIMIT, Capacity, Demand, short_repr
@@ -352,3 +352,19 @@ def check_node_selection(nodes: Sequence[NodeName], reason: str = "", finish_s: 
         raise InvalidRequest(f"a reason may have {REASON_LIMIT_CHARS} characters, not {len(reason)}")
     if not 0 <= finish_s < float("inf"):
         raise InvalidRequest(f"deadline_s={finish_s} must be 0 or more seconds")
+
+
+REQUEUED_JOBS_LIMIT = 10_000
+"""Jobs in one request."""
+
+
+def check_requeue(message: Requeue) -> None:
+    """Check a request to requeue jobs.
+
+    Raises:
+        InvalidRequest: no or too many jobs, or a reason that is too long.
+    """
+    if not 0 < len(message.generations) <= REQUEUED_JOBS_LIMIT:
+        raise InvalidRequest(f"expected 1 to {REQUEUED_JOBS_LIMIT:,} jobs, not {len(message.generations):,}")
+    if len(message.reason) > REASON_LIMIT_CHARS:
+        raise InvalidRequest(f"a reason may have {REASON_LIMIT_CHARS} characters, not {len(message.reason)}")

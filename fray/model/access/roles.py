@@ -72,7 +72,7 @@ _ROWS: dict[str, tuple[type, ...]] = {
     ),
     # Of one's own jobs alone, also for operators: a command may do all that the job may.
     "-ooy---": (tunnels.RunCommand, people.ShareNamespace),
-    "-oyyo--": (client.Terminate, client.GetStacks, client.RenewReservation, client.ReleaseReservation),
+    "-oyyo--": (client.Terminate, client.Requeue, client.GetStacks, client.RenewReservation, client.ReleaseReservation),
     "yoyyo--": (
         *(client.WatchJobs, client.FindJob, client.ListJobs, client.ListGroups, client.Explain, client.GetEvents),
         *(client.FollowLogs, client.WatchLogs, node.ReadLog),

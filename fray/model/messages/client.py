@@ -136,6 +136,28 @@ class TerminateResult:
 
 
 @frozen(kw_only=True)
+class Requeue:
+    """End running jobs, which wait again and spend none of their retries. Reply: `RequeueResult`, at once."""
+
+    generations: dict[JobId, int]
+    """Generation that is meant, by job: a repeated request has no second effect."""
+    reason: str = "requeued on request"
+
+
+@frozen(kw_only=True)
+class RequeueResult:
+    """Answer to a request to requeue jobs.
+
+    Attributes:
+        jobs: ids of those that wait again, or will when their attempts have ended.
+        refused: id of each other one, and why it was not requeued.
+    """
+
+    jobs: tuple[JobId, ...] = ()
+    refused: dict[JobId, str] = field(factory=dict)
+
+
+@frozen(kw_only=True)
 class FindJob:
     """Find a job. Reply: `Jobs`: the living job of this name, else the last that ended, else that of this id.
 

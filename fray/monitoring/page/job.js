@@ -152,6 +152,10 @@ export const job = {
       const reason = await ask(`Stop ${id}, and all that it owns?`, "stop", true);
       if (reason !== null) await act("stop", { reason });
     } }, "stop");
+    const again = h("button", { class: "danger", id: "requeue", type: "button", disabled: true, onclick: async () => {
+      const reason = await ask(`End this attempt of ${id}, which then waits for machines again?`, "requeue", true);
+      if (reason !== null) await act("requeue", { reason });
+    } }, "requeue");
     let isAsking = false; // for stacks
     const look = h("button", { id: "stacks", type: "button", disabled: true, onclick: async () => {
       isAsking = true;
@@ -170,7 +174,7 @@ export const job = {
       drawButtons();
     } }, "flame graph");
     const log = new Log(id);
-    const element = h("div", {}, top, h("div", { class: "tools" }, stop, look, burn), said, chain,
+    const element = h("div", {}, top, h("div", { class: "tools" }, stop, again, look, burn), said, chain,
       h("h2", {}, "Attempts"), lanes, list, calls, stacks, flame.element, h("h2", {}, "Log"), log.element, h("h2", {}, "Events"), events, h("h2", {}, "Details"), details);
 
     function drawButtons() {
@@ -190,6 +194,9 @@ export const job = {
       stop.hidden = ended;
       stop.disabled = !may.stop;
       stop.title = may.stop ? "" : `role ${live.status?.role} may not stop jobs`;
+      again.hidden = info.state !== "running";
+      again.disabled = !may.requeue;
+      again.title = may.requeue ? "" : `role ${live.status?.role} may not requeue jobs`;
       look.hidden = info.state !== "running";
       burn.hidden = look.hidden;
       drawButtons();

@@ -35,6 +35,7 @@ CAPABILITIES: Mapping[str, tuple[str, ...]] = {
     "launches-for": ("GetLaunchUsers", "LaunchUsers", "Launch.on_behalf_of"),
     "loop-delay": ("LoopDelay",),
     "moved-nodes": ("NodeMoved",),
+    "requeue": ("Requeue", "RequeueResult"),
     "sums": ("SumAttempts", "AttemptSums", "AttemptSum"),
     "traces": ("Kind.TRACE",),
     "unsupported": (),

@@ -69,6 +69,8 @@ def explain(state: Tables, job_id: JobId, now: float) -> str:
         if job.spec.job_group in state.queue:
             lines += forecast_lines(state, state.queue.applicants[job.spec.job_group].shape)
     lines += [f"retries: {_retries_text(state, job)}"]
+    if job.requeued_by:
+        lines += [f"requeues: {job.requeues + job.is_requeued}, the last one: {job.requeued_by}"]
     lines += [_attempt_line(attempt) for attempt in state.attempt_records(job)]
     lines += loan_lines(state, job)
     return "\n".join(lines)

@@ -28,7 +28,7 @@ from fray.scheduler.lifecycle import BUDGETS, FALLBACK_BUDGET, MACHINE_CAUSES, O
 from fray.scheduler.state.rows import AttemptRow, JobRow
 from fray.scheduler.state.tables import Tables
 
-FREE_BUDGETS = (Budget.SIBLING, Budget.PORTS)
+FREE_BUDGETS = (Budget.SIBLING, Budget.PORTS, Budget.REQUEUE)
 """Budgets that charge no account of the user."""
 PORT_RETRY_LIMIT = 100
 """Placements after which ports that other processes hold are an error."""
@@ -45,6 +45,7 @@ def retry_limit(spec: JobSpec, budget: Budget) -> int | None:
         Budget.MACHINE_LOSS: spec.max_retries_machine_loss,
         Budget.OUT_OF_MEMORY: spec.max_retries_out_of_memory,
         Budget.SIBLING: -1,
+        Budget.REQUEUE: -1,
         Budget.PORTS: PORT_RETRY_LIMIT,
     }[budget]
 
@@ -102,6 +103,8 @@ def recent_restarts(state: Tables, job: JobRow) -> list[float]:
 
 def affordable_budget(state: Tables, job: JobRow, first: Outcome) -> Budget | None:
     """Return the budget that would pay for a retry after ``first``; None: there is none, or it is used up."""
+    if job.is_requeued:
+        return Budget.REQUEUE
     budget = charged_budget(job.spec, first.cause)
     config = restart_config(job)
     # The author's rule for an exit code beats what budgets are left.
@@ -119,6 +122,11 @@ def affordable_budget(state: Tables, job: JobRow, first: Outcome) -> Budget | No
     return budget if is_within_limit(most, used) else None
 
 
+def may_requeue(job: JobRow) -> bool:
+    """Return whether the author of a job allows it to run again after an end that is not its own doing."""
+    return is_free_restart(job, EndReason.PREEMPTED) or retry_limit(job.spec, Budget.PREEMPTION) != 0
+
+
 def retry_budget(state: Tables, job: JobRow, first: Outcome) -> Budget | None:
     """Return the budget that pays for a retry after ``first``; None: no retry."""
     # A job whose end was requested is not retried, whatever its budgets say.
@@ -130,6 +138,9 @@ def retry_budget(state: Tables, job: JobRow, first: Outcome) -> Budget | None:
 
 def charge_retry(state: Tables, job: JobRow, budget: Budget, first: Outcome, members: list[AttemptRow]) -> None:
     """Charge a retry to its budget, and set until when the job has to wait."""
+    if budget is Budget.REQUEUE:
+        job.requeues += 1
+        return
     # Counted also when it is free: the limit of port retries is counted from these.
     job.retries[first.cause] = job.retries.get(first.cause, 0) + 1
     if budget is Budget.SIBLING or is_free_restart(job, first.cause):

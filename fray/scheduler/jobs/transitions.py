@@ -362,11 +362,19 @@ def stop_job(state: State, out: EffectBuffer, job: JobRow, cause: EndReason, rea
     return True
 
 
-def preempt_job(state: State, out: EffectBuffer, job: JobRow, why: str, notice_limit_s: float | None = None) -> bool:
+def preempt_job(
+    state: State,
+    out: EffectBuffer,
+    job: JobRow,
+    why: str,
+    notice_limit_s: float | None = None,
+    what: str = "preempted",
+) -> bool:
     """End a placed job as a whole, for the sake of others, to restart as its budgets allow.
 
     Args:
         notice_limit_s: longest notice; None: that of the policy alone.
+        what: name of the event.
 
     Returns:
         False: it is not placed, or its end was decided before.
@@ -376,7 +384,7 @@ def preempt_job(state: State, out: EffectBuffer, job: JobRow, why: str, notice_l
     # The author asks for a notice and the operator bounds it: others wait for these machines.
     limit_s = state.policy.preemption.notice_limit_s
     job.notice_s = min(job.spec.notice_s, limit_s if notice_limit_s is None else min(limit_s, notice_limit_s))
-    out.log_event(job.job_id, "preempted", why + (f"; it has {job.notice_s:g} s notice" if job.notice_s else ""))
+    out.log_event(job.job_id, what, why + (f"; it has {job.notice_s:g} s notice" if job.notice_s else ""))
     end_generation(state, out, job, Outcome(cause=EndReason.PREEMPTED, message=why), EndReason.PREEMPTED)
     retry_or_commit(state, out, job)
     return True
@@ -483,7 +491,7 @@ def _retry(
         state.index_hold(job)
     else:
         state.enqueue(job)
-    if job.spec.siblings is not None and budget not in FREE_BUDGETS:
+    if job.spec.siblings is not None and (budget is Budget.REQUEUE or budget not in FREE_BUDGETS):
         out.supervised_changes.append(job.job_id)
     _notify_group(out, job)
 
@@ -500,6 +508,8 @@ def _log_retry(state: State, out: EffectBuffer, job: JobRow, budget: Budget, fir
 def _budget_text(state: State, job: JobRow, budget: Budget, cause: EndReason) -> str:
     """Return how much of a budget is spent, as text."""
     config = restart_config(job)
+    if budget is Budget.REQUEUE:
+        return f"{budget.value} {job.requeues}, which costs no retry,"
     if is_free_restart(job, cause):
         return f"{budget.value} {job.retries[cause]}, which costs no restart,"
     if config is None or budget in FREE_BUDGETS:

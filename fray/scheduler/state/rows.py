@@ -87,6 +87,12 @@ class JobRow:
     """Times at which it was preempted, as far back as the policy counts."""
     preempted_for: str = ""
     """Applicant for which its last generation, or this one, was preempted; empty if none was."""
+    requeues: int = 0
+    """Retries on request of a person, which no budget pays for."""
+    requeued: int | None = None
+    """Generation that was ended last by such a request; while it ends, this is the present one."""
+    requeued_by: str = ""
+    """Client that has requested that, and its reason."""
     notice_s: float = 0.0
     """Notice before the termination of its members begins, while CLOSING."""
     outcome: Outcome | None = None
@@ -101,6 +107,11 @@ class JobRow:
     @property
     def job_id(self) -> JobId:
         return self.spec.job_id
+
+    @property
+    def is_requeued(self) -> bool:
+        """Return whether its present generation ends because a person has requested it to wait again."""
+        return self.requeued == self.generation
 
     @property
     def is_active(self) -> bool:

@@ -221,8 +221,8 @@ def _budgets(job: JobRow) -> Iterator[str]:
     # After a restore of the store some were skipped.
     is_counted = job.generation < GENERATIONS_SKIPPED
     if not job.retries:  # nearly all: this is asked for every job after every step
-        if job.generation and is_counted:
-            yield f"generation {job.generation} after no retries"
+        if job.generation != job.requeues and is_counted:
+            yield f"generation {job.generation} after no retries and {job.requeues} requeues"
         return
     config = restart_config(job)
     for budget in Budget:
@@ -239,8 +239,8 @@ def _budgets(job: JobRow) -> Iterator[str]:
     ):
         times = _most_restarts_in_period(job)
         yield f"was restarted {times} times within {config.restart_period_s} s of {config.max_restarts}"
-    if is_counted and sum(job.retries.values()) != job.generation:
-        yield f"generation {job.generation} after retries {job.retries}"
+    if is_counted and sum(job.retries.values()) + job.requeues != job.generation:
+        yield f"generation {job.generation} after retries {job.retries} and {job.requeues} requeues"
 
 
 def _must_start(state: State, job: JobRow) -> Iterator[str]:

@@ -96,6 +96,19 @@ async def ruled_program(b: OperationContext) -> str:
     return f"{rule}: {info.cause} after {info.retries}"
 
 
+async def requeued_job(b: OperationContext) -> str:
+    """A running job is requeued and has its value all the same; the request has one effect at most, at no cost."""
+    lasting_s = b.rng.uniform(1.0, 8.0)
+    job = await launch(b, b.cluster, request(b.token, workloads.give, b.token, 6, lasting_s))
+    await trio.sleep(b.rng.uniform(0.0, lasting_s))
+    b.op("requeue")
+    done = await b.cluster.requeue(job)
+    text = await value_of(b, job, 6, b.token)
+    times = job.info.retries.get("requeue", 0)
+    b.check("P4", times <= len(done.jobs), f"{b.token} was requeued {times} times, and the answer was {done}")
+    return f"{text}, requeued {times} times"
+
+
 async def template(b: OperationContext) -> str:
     """Several jobs of one request, in order, waited for or ended by their prefix."""
     count, stays = b.rng.randint(2, 4), b.rng.random() < 0.5
@@ -199,6 +212,7 @@ async def gang_on_machines(b: OperationContext) -> str:
 ACTS: Mapping[str, Act] = {
     "stumbling job": stumbling_job,
     "ruled program": ruled_program,
+    "requeued job": requeued_job,
     "template": template,
     "adopted job": adopted_job,
     "job of an id": job_of_an_id,
