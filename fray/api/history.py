@@ -23,8 +23,11 @@ from fray.model.messages.history import (
     GetAttempts,
     GetCapacity,
     GetNodeHistory,
+    GetReservationHistory,
     NodeHistory,
     NodeRecord,
+    RecordedReservation,
+    ReservationPage,
     SumAttempts,
 )
 from fray.model.messages.usage import GetUsage, UsageInfo
@@ -86,6 +89,27 @@ class HistoryQueries:
         reply = await self._runtime.client.request(GetNodeHistory(node=node, since=_time_before(since_s)))
         assert isinstance(reply, NodeHistory)
         return list(reply.nodes)
+
+    async def reservation_history(self, *, since_s: float | None = None) -> list[RecordedReservation]:
+        """Return reservations by the time of their requests: those that live, and those that have ended, also those
+        that the cluster has forgotten otherwise.
+
+        Args:
+            since_s: only those that lived in the last so many seconds. Default: all on record.
+
+        Raises:
+            Unsupported: the controller is of an earlier release.
+        """
+        query = GetReservationHistory(since=_time_before(since_s))
+        # One that ends between two pages is on both, with its end on the second.
+        found: dict[tuple[str, float], RecordedReservation] = {}
+        while True:
+            page = await self._runtime.client.request(query)
+            assert isinstance(page, ReservationPage)
+            found |= {(one.reservation_id, one.created_at): one for one in page.reservations}
+            if not page.cursor:
+                return sorted(found.values(), key=lambda one: (one.created_at, one.reservation_id))
+            query = evolve(query, cursor=page.cursor)
 
     async def find_events(
         self, *, user: str = "", node: NodeName = "", since_s: float | None = None, limit: int = 1_000

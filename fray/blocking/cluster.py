@@ -287,6 +287,7 @@ class Cluster(LaunchMixin, ReservationMixin):
     history = make_blocking(native.Cluster.history)
     cost = make_blocking(native.Cluster.cost)
     daily_use = make_blocking(native.Cluster.daily_use)
+    reservation_history = make_blocking(native.Cluster.reservation_history)
     capacity = make_blocking(native.Cluster.capacity)
     capacity_history = make_blocking(native.Cluster.capacity_history)
     nodes = make_blocking(native.Cluster.nodes)

@@ -379,6 +379,7 @@ def _reservations(verbs: Verbs) -> None:
     example = "  fray reservations\n  fray reservations --ended --json | jq '.[].reservation_id'"
     parser = verb(verbs, "reservations", "reservations:reservations", text, example)
     parser.add_argument("--ended", action="store_true", help="include ended ones")
+    parser.add_argument("--all", action="store_true", help="and all that are gone: since when, why, their machines")
     parser.add_argument(
         "--all-namespaces", "-A", action="store_true", help="all namespaces, whatever FRAY_NAMESPACE is"
     )

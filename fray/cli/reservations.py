@@ -22,18 +22,59 @@ from fray.cli.output import (
 )
 from fray.cli.target import namespace_of
 from fray.errors import InvalidRequest
-from fray.model.reservations import ReservationInfo
+from fray.model.messages.history import RecordedReservation
+from fray.model.reservations import ReservationInfo, ReservationState
+from fray.model.text import list_text
+
+NODES_SHOWN = 3
 
 
 async def reservations(cluster: Cluster, options: argparse.Namespace) -> int:
     """Run ``fray reservations``."""
     namespace = namespace_of(options)
     found = await cluster.list_reservations(namespace, ended=options.ended)
+    if options.all:
+        return await _with_gone(cluster, found, options)
     if options.json:
         say_json(found)
     else:
         say(reservation_table(found, time.time(), width()))
     return 0
+
+
+async def _with_gone(cluster: Cluster, found: Sequence[ReservationInfo], options: argparse.Namespace) -> int:
+    """Print those that live and, below them, all that are gone."""
+    living = [info for info in found if info.state is not ReservationState.ENDED]
+    namespace = namespace_of(options)
+    gone = [
+        one
+        for one in await cluster.reservation_history()
+        if one.ended_at is not None and namespace in (None, "*", one.namespace)
+    ]
+    if options.json:
+        say_json({"reservations": living, "gone": gone})
+        return 0
+    lines = reservation_table(living, time.time(), width()) if living or not gone else []
+    say([*lines, *([""] if lines and gone else []), *(gone_table(gone, width()) if gone else [])])
+    return 0
+
+
+def gone_table(found: Sequence[RecordedReservation], max_width: int | None) -> list[str]:
+    """Return one line for each reservation that is gone."""
+    heads = ["GONE", "USER", "UNITS", "MACHINES", "REQUESTED", "HELD AFTER", "ENDED", "ENDED BY", "REASON"]
+    rows = [
+        [
+            *(one.reservation_id, one.user),
+            f"{one.min_units}" if one.min_units == one.max_units else f"{one.min_units}..{one.max_units}",
+            list_text(one.nodes, NODES_SHOWN),
+            clock(one.created_at),
+            "never" if one.held_at is None else span(one.held_at - one.created_at),
+            *(clock(one.ended_at), one.ended_by, one.reason),
+        ]
+        for one in found
+    ]
+    optional = ("ENDED BY", "MACHINES", "HELD AFTER", "REQUESTED", "USER", "REASON")
+    return table(heads, rows, max_width, optional=optional)
 
 
 async def find_reservation(cluster: Cluster, text: str, options: argparse.Namespace) -> ReservationInfo:

@@ -227,8 +227,8 @@ def _add_retention(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=HISTORY_LIMIT,
         metavar="N",
-        help="ended attempts, machines that are gone, and rows of capacity that stay on record for fray history, fray "
-        "nodes --all and fray capacity (default: %(default)d of each)",
+        help="ended attempts and reservations, machines that are gone, and rows of capacity that stay on record for "
+        "fray history, fray nodes --all and fray capacity (default: %(default)d of each)",
     )
     parser.add_argument(
         "--workspaces",

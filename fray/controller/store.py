@@ -102,8 +102,8 @@ class Store:
     Args:
         path: the directory; made (mode 0700) if it does not exist.
         synchronous: as in SQLite. ``FULL`` survives a power cut; ``NORMAL`` and ``OFF`` only the end of the process.
-        history_limit: ended attempts, machines that are gone, and rows of capacity on record, each; the oldest are
-            deleted.
+        history_limit: ended attempts and reservations, machines that are gone, and rows of capacity on record, each;
+            the oldest are deleted.
 
     Raises:
         StoreError: in use by another controller, damaged, of another version of Fray, or not writable.

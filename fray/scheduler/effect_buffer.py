@@ -13,7 +13,7 @@ from fray.errors import FrayError
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, NodeName, SessionId
 from fray.model.messages.client import Event as LogEvent
 from fray.model.messages.client import Jobs, Reservations
-from fray.model.messages.history import AttemptRecord, NodeRecord
+from fray.model.messages.history import AttemptRecord, NodeRecord, RecordedReservation
 from fray.model.reservations import ReservationId, ReservationInfo
 from fray.model.specs import JobInfo
 from fray.scheduler.effects import (
@@ -82,7 +82,7 @@ class EffectBuffer:
         """Add a line to the event log; ``job_id`` is empty for events of machines and sessions."""
         self._events.append(EventRecorded(event=LogEvent(time=self.state.now, job=job_id, what=what, text=text)))
 
-    def record(self, record: AttemptRecord | NodeRecord) -> None:
+    def record(self, record: AttemptRecord | NodeRecord | RecordedReservation) -> None:
         """Add a row to the history."""
         self._history.append(HistoryRecorded(record=record))
 

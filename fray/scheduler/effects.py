@@ -14,7 +14,7 @@ from fray.errors import FrayError
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeName, SessionId
 from fray.model.messages.client import Event as LogEvent
 from fray.model.messages.client import Launch, ProcessMark, Register, Role
-from fray.model.messages.history import AttemptRecord, NodeRecord
+from fray.model.messages.history import AttemptRecord, NodeRecord, RecordedReservation
 from fray.model.messages.node import NodeHello, ObservedState
 from fray.model.policy.machine_groups import ErrorKind, SeenMachine
 from fray.model.policy.policy import Policy
@@ -407,9 +407,9 @@ class EventRecorded:
 
 @frozen(kw_only=True)
 class HistoryRecorded:
-    """A row for the history, which the scheduler does not need itself: an attempt or a machine has ended."""
+    """A row for the history, which the scheduler does not need itself: an attempt, machine or reservation has ended."""
 
-    record: AttemptRecord | NodeRecord
+    record: AttemptRecord | NodeRecord | RecordedReservation
 
 
 @frozen(kw_only=True)

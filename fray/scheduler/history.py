@@ -1,9 +1,10 @@
-"""Records of attempts and machines for the history, made from their rows."""
+"""Records of attempts, machines and reservations for the history, made from their rows."""
 
 from __future__ import annotations
 
-from fray.model.messages.history import AttemptRecord, NodeRecord
+from fray.model.messages.history import AttemptRecord, NodeRecord, RecordedReservation
 from fray.model.resources import Capacity
+from fray.scheduler.state.reservation_rows import ReservationRow
 from fray.scheduler.state.rows import AttemptRow, Node
 from fray.scheduler.state.state import State
 
@@ -57,4 +58,35 @@ def node_record(node: Node, gone_at: float, reason: str) -> NodeRecord:
         joined_at=node.joined_at,
         gone_at=gone_at,
         reason=reason,
+    )
+
+
+def reservation_record(row: ReservationRow) -> RecordedReservation:
+    """Return the record of a reservation, living or ended."""
+    spec, has_ended = row.spec, row.ended_at is not None
+    demand = spec.demand
+    return RecordedReservation(
+        reservation_id=row.id,
+        name=spec.name,
+        namespace=spec.namespace,
+        user=spec.user,
+        owner=row.owner,
+        created_by=row.created_by,
+        band=row.band.value,
+        priority=spec.priority,
+        cpu_milli=demand.cpu_milli,
+        memory_bytes=demand.memory_bytes,
+        device_kind=demand.device_kind or "",
+        device_variant=demand.device_variant if demand.device_count else "",
+        devices=demand.device_count,
+        hosts=spec.hosts,
+        min_units=spec.min_units,
+        max_units=spec.max_units,
+        units_given=row.last_unit,
+        nodes=row.held_nodes,
+        created_at=row.created_at,
+        held_at=row.held_at,
+        ended_at=row.ended_at,
+        reason=row.reason if has_ended else "",
+        ended_by=row.ended_by if has_ended else "",
     )

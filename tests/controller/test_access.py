@@ -132,6 +132,7 @@ SAMPLES: dict[type, Callable[[Side], Any]] = {
     history.SumAttempts: lambda side: history.SumAttempts(by="job", since=0.0, until=4e9),
     history.GetNodeHistory: lambda side: history.GetNodeHistory(),
     history.FindEvents: lambda side: history.FindEvents(),
+    history.GetReservationHistory: lambda side: history.GetReservationHistory(),
     history.GetCapacity: lambda side: history.GetCapacity(since=0.0, until=4e9),
     bundles.OfferBundle: lambda side: bundles.OfferBundle(bundle="a" * 64, parts=("b" * 64,), size_bytes=10),
     bundles.PutChunk: lambda side: bundles.PutChunk(chunk=blob_id(b"chunk")),

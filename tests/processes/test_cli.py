@@ -1059,3 +1059,33 @@ def test_reservations_are_listed_shown_renewed_used_and_released(lab: Lab, run: 
     assert [info["state"] for info in run("reservations", "--ended", "--json").json] == ["ended"]
     assert "no reservation" in run("reservation", "show", "nothing").err
     assert "is not a valid duration" in run("reservation", "renew", reserved, "--ttl", "soon").err
+    (gone,) = (one for one in run("reservations", "--all", "--json").json["gone"] if one["name"] == "train")
+    assert (gone["reservation_id"], gone["nodes"], gone["units_given"]) == (reserved, ["alpha"], 1)
+    shown = run("reservations", "--all").out
+    assert "HELD AFTER" in shown
+    assert reserved in shown
+    query = f"select nodes, held_at, ended_at, reason from reservations where reservation_id = '{reserved}'"
+    (row,) = run("sql", query, "--json").json
+    assert row == {"nodes": "alpha"} | {name: gone[name] for name in ("held_at", "ended_at", "reason")}
+    events = run("events", "--reservation", "train", "--json").json
+    whats = [event["what"] for event in events]
+    assert (whats[0], whats[-1], "renewed" in whats) == ("created", "ended", True)
+    assert events == run("events", "--reservation", reserved, "--json").json == run("events", reserved, "--json").json
+    assert "no reservation 'nothing' on record" in run("events", "--reservation", "nothing").err
+    assert "leave the others out" in run("events", "train", "--reservation", "train").err
+
+
+def test_the_capacity_is_shown_of_now_and_over_time(lab: Lab, run: Fray) -> None:
+    (node,) = run("nodes", "--json").json
+    (cpu,) = run("capacity", "--kind", "cpu", "--json").json
+    assert (cpu["total"], cpu["used"]) == (
+        node["cpu_milli"] / 1000,
+        (node["cpu_milli"] - node["cpu_milli_free"]) / 1000,
+    )
+    head, *lines = run("capacity").out.splitlines()
+    assert head.split() == ["KIND", "ZONE", "TOTAL", "USED", "RESERVED", "IDLE", "QUARANTINED", "CLOSED"]
+    assert [line.split()[0] for line in lines] == ["cpu", "memory"]
+    assert run("capacity", "--zone", "elsewhere").out == "no machine is connected\n"
+    assert run("capacity", "--since", "1h").code == 0
+    assert "pass --since, too" in run("capacity", "--every", "1h").err
+    assert "must be 60 to" in run("capacity", "--since", "1h", "--every", "5s").err

@@ -13,12 +13,18 @@ def add_events(verbs: Verbs) -> None:
         "events",
         "history.events:events",
         "list the events of a job, or of jobs and machines, in order",
-        "  fray events train\n  fray events --node gpu-7 --since 1d\n  fray events --user alice --since 2h --json",
+        "  fray events train\n  fray events --node gpu-7 --since 1d\n  fray events --user alice --since 2h --json\n"
+        "  fray events --reservation night",
     )
     parser.add_argument("job", nargs="?", metavar="JOB", help="id or name of a job or reservation (default: of all)")
     parser.add_argument("--job", dest="of_job", metavar="JOB", help="the same")
+    parser.add_argument(
+        "--reservation",
+        metavar="NAME",
+        help="events of reservations of this name or id, also of those that are gone",
+    )
     parser.add_argument("--node", default="", metavar="NAME", help="only events that name this machine")
-    parser.add_argument("--user", default="", help="only events of jobs of this user")
+    parser.add_argument("--user", default="", help="only events of jobs and reservations of this user")
     parser.add_argument("--since", metavar="SPAN", help="only events of the last 30s, 10m, 2h, 1d")
     parser.add_argument("--limit", type=int, default=1_000, metavar="N", help="the newest N (default: 1000; 0: all)")
 
@@ -67,7 +73,7 @@ def add_sql(verbs: Verbs) -> None:
         verbs,
         "sql",
         "history.sql:sql",
-        "query jobs, attempts, nodes, events, usage and capacity in SQL, only reading",
+        "query jobs, attempts, nodes, events, usage, capacity and reservations in SQL, only reading",
         "  fray sql --tables\n"
         "  fray sql \"select user, sum(chip_hours) from usage where day >= date('now', '-7 days') group by user\"\n"
         "  fray sql 'select node, count(*) from attempts where cause = \"machine_lost\" group by node' --json\n"

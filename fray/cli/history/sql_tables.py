@@ -18,6 +18,12 @@ ATTEMPT = (
 """Fields of `AttemptRecord` that are columns of ``attempts``."""
 HOURS = ("cpu_hours", "memory_gib_hours", "chip_hours")
 
+RESERVATION = (
+    *("reservation_id", "name", "namespace", "user", "owner", "created_by", "band", "priority"),
+    *("cpu_milli", "memory_bytes", "device_kind", "device_variant", "devices", "hosts", "min_units", "max_units"),
+    *("units_given", "nodes", "created_at", "held_at", "ended_at", "reason", "ended_by"),
+)
+"""Fields of `RecordedReservation` that are columns of ``reservations``; machines in one text, with commas."""
 CAPACITY = ("at", "kind", "zone", "total", "used", "reserved", "idle", "quarantined", "closed")
 """Fields of `CapacitySample` that are columns of ``capacity``."""
 
@@ -46,6 +52,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "events": ("time", "job_id", "what", "text"),
     "usage": ("day", "user", "namespace", "machine", "attempts", *HOURS),
     "capacity": CAPACITY,
+    "reservations": RESERVATION,
 }
 """Tables and their columns. Times are seconds since the epoch, days dates in UTC; what is not known is NULL."""
 
@@ -117,6 +124,15 @@ async def _capacity(cluster: Cluster, since: float) -> Rows:
     return [tuple(getattr(one, field) for field in CAPACITY) for one in found]
 
 
+async def _reservations(cluster: Cluster, since: float) -> Rows:
+    found = await cluster.reservation_history(since_s=time.time() - since)
+    return [tuple(_nullable(_text(getattr(one, field))) for field in RESERVATION) for one in found]
+
+
+def _text(value: Any) -> Any:
+    return ", ".join(value) if isinstance(value, tuple) else value
+
+
 READERS: Mapping[str, Callable[[Cluster, float], Awaitable[Rows]]] = {
     "jobs": _jobs,
     "attempts": _attempts,
@@ -124,5 +140,6 @@ READERS: Mapping[str, Callable[[Cluster, float], Awaitable[Rows]]] = {
     "events": _events,
     "usage": _usage,
     "capacity": _capacity,
+    "reservations": _reservations,
 }
 """Functions that return the rows of each table since a time."""

@@ -22,6 +22,7 @@ from fray.model.access.roles import ACCESS, Access, Identity, access_of
 from fray.model.ids import ANONYMOUS_PREFIX, ActorId, BlobId, JobId, Namespace, split_actor_id, split_attempt
 from fray.model.job_groups import JobGroupInfo
 from fray.model.messages import bundles, client, history, people, usage
+from fray.model.messages.history import RecordedReservation
 from fray.model.messages.maintenance import WhatIf
 from fray.model.messages.node import ReadLog
 from fray.model.messages.tunnels import OpenTunnel, RunCommand
@@ -45,12 +46,19 @@ class AccessScope:
     Args:
         own_namespace: of the client's session.
         job_id: the job that the client is; None: a person.
+        past_reservation: finds reservations that have ended, also those that the state has forgotten.
     """
 
     def __init__(
-        self, state: State, people: People, identity: Identity, own_namespace: Namespace, job_id: JobId | None
+        self,
+        state: State,
+        people: People,
+        identity: Identity,
+        own_namespace: Namespace,
+        job_id: JobId | None,
+        past_reservation: Callable[[ReservationId], RecordedReservation | None] = lambda reservation_id: None,
     ) -> None:
-        self._state, self._people = state, people
+        self._state, self._people, self._past_reservation = state, people, past_reservation
         self._identity, self._own, self._job_id = identity, own_namespace, job_id
         self._values: dict[BlobId, None] = {}
 
@@ -134,9 +142,12 @@ class AccessScope:
 
     def has_reservation(self, reservation_id: ReservationId) -> bool:
         row = self._state.reservations.get(reservation_id)
-        if row is None:
-            return False
-        return self.has_namespace(row.spec.namespace) or (self._job_id is None and row.spec.user == self.user)
+        one = row.spec if row is not None else self._past_reservation(reservation_id)
+        return one is not None and self.has_recorded(one.user, one.namespace)
+
+    def has_recorded(self, user: str, namespace: Namespace) -> bool:
+        """Return whether what was requested by this user in this namespace is own."""
+        return self.has_namespace(namespace) or (self._job_id is None and user == self.user)
 
     def has_value(self, value: BlobId) -> bool:
         """Return whether a value is the result or payload of an own job."""
@@ -206,9 +217,13 @@ class AccessScope:
             raise self._refusal(f"job {job_id!r}")
         raise NoSuchJob(f"no job {job_id!r} on record (it may have ended long ago)", job_id=job_id)
 
+    def knows_reservation(self, reservation_id: ReservationId) -> bool:
+        """Return whether a reservation is on record, also one that is not own."""
+        return reservation_id in self._state.reservations or self._past_reservation(reservation_id) is not None
+
     def check_reservation(self, reservation_id: ReservationId) -> None:
         # For an unknown one the handler raises its own error.
-        if reservation_id in self._state.reservations and not self.has_reservation(reservation_id):
+        if self.knows_reservation(reservation_id) and not self.has_reservation(reservation_id):
             raise self._refusal(f"reservation {reservation_id!r}")
 
     def check_namespace(self, namespace: Namespace, *, claims: bool = True) -> None:
@@ -361,7 +376,7 @@ def _job(scope: AccessScope, message: Any) -> Any:
 
 
 def _job_or_reservation(scope: AccessScope, message: client.Explain | client.GetEvents) -> Any:
-    if message.job in scope._state.reservations:
+    if scope.knows_reservation(message.job):
         scope.check_reservation(message.job)
         return message
     return _job(scope, message)
@@ -477,6 +492,7 @@ FILTERED = (
     *(client.FindActor, people.ListNamespaces, usage.GetQueue, usage.GetUsage, client.ListNodes, WhatIf),
     usage.GetCounts,
     *(history.GetAttempts, history.SumAttempts, history.GetNodeHistory, history.FindEvents),
+    history.GetReservationHistory,
 )
 """Requests whose answers are filtered, where they are made or by `fray.controller.connections.hide_others`."""
 OF_SENDER = (

@@ -97,7 +97,8 @@ class ClientConnection:
         self.hub = hub
         self._handle_request = handle_request
         self._identity = identity
-        self.scope = AccessScope(context.state, context.people, identity, namespace, job_of(hello.attempt_id))
+        job, past = job_of(hello.attempt_id), context.store.history.reservation
+        self.scope = AccessScope(context.state, context.people, identity, namespace, job, past)
         self.audit = ClientAudit(context, lambda: self._identity, hello.session, namespace, channel)
         self.logs = ClientLogs(context, log_feed, hub, hello.session)
         self.updates = ClientUpdates(

@@ -267,8 +267,9 @@ def explain_job(client: ClientConnection, ref: int, message: messages.Explain, b
 def get_events(client: ClientConnection, ref: int, message: messages.GetEvents, blobs: Sequence[Bytes]) -> Answer:
     events = client.context.store.events(message.job)
     # The events of a job may have been trimmed, but of an unknown id there never were any.
-    if not events and message.job not in client.context.state.reservations:
-        views.job_info(client.context.state, message.job)
+    state, past = client.context.state, client.context.store.history.reservation
+    if not events and message.job not in state.reservations and past(message.job) is None:
+        views.job_info(state, message.job)
     return messages.Events(events=events), ()
 
 
@@ -599,6 +600,7 @@ HANDLERS: dict[type, Callable[[ClientConnection, int, Any, Sequence[Bytes]], Ans
     history.SumAttempts: history_requests.sum_attempts,
     history.GetNodeHistory: history_requests.get_node_history,
     history.FindEvents: history_requests.find_events,
+    history.GetReservationHistory: history_requests.get_reservation_history,
     history.GetCapacity: history_requests.get_capacity,
     OfferBundle: handle_bundle,
     PutChunk: handle_bundle,

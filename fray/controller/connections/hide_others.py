@@ -17,7 +17,7 @@ from attrs import evolve
 from fray.controller.connections.access import AccessScope
 from fray.model.ids import JobId, split_attempt
 from fray.model.messages import client as messages
-from fray.model.messages.history import EventPage, NodeHistory
+from fray.model.messages.history import EventPage, NodeHistory, RecordedReservation, ReservationPage
 from fray.model.messages.maintenance import Forecast
 from fray.model.messages.usage import ClusterCounts, QueueInfo, TenantUsage, UsageInfo, UsageSample
 from fray.model.specs import JobInfo
@@ -146,6 +146,13 @@ def _node_history(hidden: HiddenNames, message: NodeHistory) -> NodeHistory:
     return evolve(message, nodes=tuple(evolve(one, reason=hidden.text(one.reason)) for one in message.nodes))
 
 
+def _reservation_page(hidden: HiddenNames, message: ReservationPage) -> ReservationPage:
+    def shown(one: RecordedReservation) -> RecordedReservation:
+        return evolve(one, reason=hidden.text(one.reason), ended_by=hidden.text(one.ended_by))
+
+    return evolve(message, reservations=tuple(map(shown, message.reservations)))
+
+
 def _jobs(hidden: HiddenNames, message: messages.Jobs) -> messages.Jobs:
     return evolve(message, jobs=tuple(map(hidden.job, message.jobs)))
 
@@ -233,6 +240,7 @@ _BY_CLASS: dict[type, Callable[[HiddenNames, Any], Any]] = {
     messages.Events: _events,
     EventPage: _events,
     NodeHistory: _node_history,
+    ReservationPage: _reservation_page,
     messages.Jobs: _jobs,
     messages.JobChanged: lambda hidden, message: evolve(message, job=hidden.job(message.job)),
     messages.JobGroups: _groups,

@@ -21,15 +21,17 @@ from fray.model.messages.history import (
     GetAttempts,
     GetCapacity,
     GetNodeHistory,
+    GetReservationHistory,
     NodeHistory,
+    RecordedReservation,
+    ReservationPage,
     SumAttempts,
 )
 from fray.model.monitoring.accounting import check_key
 from fray.model.text import name_pattern
 from fray.net.transport import Bytes
 from fray.scheduler.explain.capacity import capacity_samples
-from fray.scheduler.history import attempt_record
-from fray.scheduler.state.state import State
+from fray.scheduler.history import attempt_record, reservation_record
 
 if TYPE_CHECKING:
     from fray.controller.connections.client import ClientConnection
@@ -48,15 +50,24 @@ def get_attempts(client: ClientConnection, ref: int, message: GetAttempts, blobs
     Raises:
         InvalidRequest: the cursor was not in an answer.
     """
-    if message.cursor.startswith(_ENDED) and message.cursor.removeprefix(_ENDED).isdecimal():
-        page = _ended(client, message, int(message.cursor.removeprefix(_ENDED)))
-    elif not message.cursor or message.cursor.startswith(_LIVING):
-        page = _living(client, message)
-    else:
-        raise InvalidRequest(f"cursor={message.cursor!r}: send that of the page before")
+    after = _row_after(message.cursor)
+    page = _living(client, message) if after is None else _ended(client, message, after)
     scope = scope_for(client, GetAttempts)
     own = tuple(one for one in page.attempts if _is_own(scope, one))
     return AttemptPage(attempts=own, cursor=page.cursor), ()
+
+
+def _row_after(cursor: str) -> int | None:
+    """Return the row after which a page of what has ended begins; None for a page of what lives.
+
+    Raises:
+        InvalidRequest: the cursor was not in an answer.
+    """
+    if cursor.startswith(_ENDED) and cursor.removeprefix(_ENDED).isdecimal():
+        return int(cursor.removeprefix(_ENDED))
+    if cursor and not cursor.startswith(_LIVING):
+        raise InvalidRequest(f"cursor={cursor!r}: send that of the page before")
+    return None
 
 
 def _living(client: ClientConnection, message: GetAttempts) -> AttemptPage:
@@ -151,12 +162,42 @@ async def _get_capacity(client: ClientConnection, ref: int, message: GetCapacity
     client.reply(ref, CapacityHistory(samples=tuple(samples), current=current, next_at=next_at))
 
 
+def get_reservation_history(
+    client: ClientConnection, ref: int, message: GetReservationHistory, blobs: Sequence[Bytes]
+) -> Any:
+    """Answer with a page of reservations.
+
+    Raises:
+        InvalidRequest: the cursor was not in an answer.
+    """
+    after, scope = _row_after(message.cursor), scope_for(client, GetReservationHistory)
+    if after is None:
+        page = _living_reservations(client, message.cursor.removeprefix(_LIVING))
+    else:
+        ended, last = client.context.store.history.reservations(after, message.since)
+        page = ReservationPage(reservations=ended, cursor=f"{_ENDED}{last}" if last else "")
+    if scope is None:
+        return page, ()
+    own = tuple(one for one in page.reservations if scope.has_recorded(one.user, one.namespace))
+    return ReservationPage(reservations=own, cursor=page.cursor), ()
+
+
+def _living_reservations(client: ClientConnection, last: str) -> ReservationPage:
+    state = client.context.state
+    names = sorted(name for name in state.reservation_pools if name > last)
+    found: tuple[RecordedReservation, ...] = tuple(
+        reservation_record(state.reservations[name]) for name in names[:LIVING]
+    )
+    cursor = _LIVING + names[LIVING - 1] if len(names) > LIVING else f"{_ENDED}0"
+    return ReservationPage(reservations=found, cursor=cursor)
+
+
 def find_events(client: ClientConnection, ref: int, message: FindEvents, blobs: Sequence[Bytes]) -> Any:
     events, cursor = client.context.store.all_events(message.cursor, message.since)
-    state, scope = client.context.state, scope_for(client, FindEvents)
+    scope = scope_for(client, FindEvents)
     if scope is not None:
         events = tuple(one for one in events if _is_visible(scope, one))
-    return EventPage(events=tuple(_chosen(state, message, events)), cursor=cursor), ()
+    return EventPage(events=tuple(_chosen(client, message, events)), cursor=cursor), ()
 
 
 def _is_visible(scope: AccessScope, event: Event) -> bool:
@@ -165,15 +206,21 @@ def _is_visible(scope: AccessScope, event: Event) -> bool:
     return scope.has_job_id(event.job) or scope.has_reservation(event.job)
 
 
-def _chosen(state: State, message: FindEvents, events: Sequence[Event]) -> Iterator[Event]:
+def _chosen(client: ClientConnection, message: FindEvents, events: Sequence[Event]) -> Iterator[Event]:
     name = name_pattern(message.node)
     for one in events:
-        is_of_user = not message.user or (one.job and _user_of(state, one.job) == message.user)
+        is_of_user = not message.user or (one.job and _user_of(client, one.job) == message.user)
         if is_of_user and (not message.node or name.search(one.text)):
             yield one
 
 
-def _user_of(state: State, job: str) -> str:
+def _user_of(client: ClientConnection, job: str) -> str:
     """Return the user of a job or reservation on record; empty if there is none."""
+    state = client.context.state
     row, past, held = state.jobs.get(job), state.job_tombstones.get(job), state.reservations.get(job)
-    return row.spec.user if row is not None else past.user if past is not None else held.spec.user if held else ""
+    if held is not None:
+        return held.spec.user
+    if row is not None or past is not None:
+        return row.spec.user if row is not None else past.user if past is not None else ""
+    ended = client.context.store.history.reservation(job)
+    return ended.user if ended is not None else ""

@@ -1,35 +1,40 @@
-"""Tables of the past in the store: ended attempts and machines that are gone. Rows are added, and never changed.
+"""Tables of the past in the store: ended attempts and reservations, and machines that are gone.
 
-They are written in the transaction that decides the end, so each end has exactly one row, also over restarts of the
-controller. They are not loaded at its start. The oldest rows are deleted when there are too many.
+Rows are added, and never changed. They are written in the transaction that decides the end, so each end has exactly one
+row, also over restarts of the controller. They are not loaded at its start. The oldest rows are deleted when there are
+too many.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from attrs import fields
 
-from fray.model.messages.history import AttemptRecord, NodeRecord
+from fray.model.messages.history import AttemptRecord, NodeRecord, RecordedReservation
+from fray.model.reservations import ReservationId
 from fray.model.text import encodable
 
 HISTORY_LIMIT = 200_000
-"""Ended attempts on record, and as many machines that are gone."""
+"""Ended attempts on record, as many machines that are gone, and as many ended reservations."""
 WINDOW = 250
 """Rows that are looked at for one page, which takes the loop about 3 ms: it serves others between two pages."""
 NODES_LIMIT = 1_000
 """Machines in one answer."""
 
-HistoryRecord: TypeAlias = AttemptRecord | NodeRecord
+HistoryRecord: TypeAlias = AttemptRecord | NodeRecord | RecordedReservation
 
 _TRIM = 1_000
 _ATTEMPT = tuple(each.name for each in fields(AttemptRecord))
 _NODE = tuple(each.name for each in fields(NodeRecord))
+_RESERVATION = tuple(each.name for each in fields(RecordedReservation))
 SCHEMA = (
     f"CREATE TABLE IF NOT EXISTS past_attempts (id INTEGER PRIMARY KEY, {', '.join(_ATTEMPT)})",
     f"CREATE TABLE IF NOT EXISTS past_nodes (id INTEGER PRIMARY KEY, {', '.join(_NODE)}, UNIQUE (node, incarnation))",
+    f"CREATE TABLE IF NOT EXISTS past_reservations (id INTEGER PRIMARY KEY, {', '.join(_RESERVATION)})",
+    "CREATE INDEX IF NOT EXISTS past_reservations_by_id ON past_reservations (reservation_id)",
 )
 """Statements that add the tables to a store, which an earlier version may have made without them."""
 
@@ -62,6 +67,8 @@ class HistoryTables:
         """Add records; the caller has begun a transaction."""
         attempts = [_row(record, _ATTEMPT) for record in records if isinstance(record, AttemptRecord)]
         append_rows(self._db, "past_attempts", _ATTEMPT, attempts, self.limit)
+        ended = [_row(record, _RESERVATION) for record in records if isinstance(record, RecordedReservation)]
+        append_rows(self._db, "past_reservations", _RESERVATION, ended, self.limit)
         nodes = [_row(record, _NODE) for record in records if isinstance(record, NodeRecord)]
         if nodes:
             marks = ", ".join("?" * len(_NODE))
@@ -78,13 +85,35 @@ class HistoryTables:
             equal: columns and their values.
         """
         start = after or self.first_since("past_attempts", "recorded_at", since) - 1
+        rows, last = self._window("past_attempts", _ATTEMPT, start, equal)
+        return tuple(AttemptRecord(**row) for row in rows), last
+
+    def reservations(self, after: int, since: float) -> tuple[tuple[RecordedReservation, ...], int]:
+        """Return ended reservations in the same way; 0 as ``after``: from the first that has ended since ``since``."""
+        start = after or self.first_since("past_reservations", "ended_at", since) - 1
+        rows, last = self._window("past_reservations", _RESERVATION, start, {})
+        return tuple(map(_reservation_record, rows)), last
+
+    def reservation(self, reservation_id: ReservationId) -> RecordedReservation | None:
+        """Return the latest ended reservation of this id; None: there is none on record."""
+        rows = self._select(
+            f"SELECT {', '.join(_RESERVATION)} FROM past_reservations WHERE reservation_id = ? "
+            "ORDER BY id DESC LIMIT 1",
+            encodable(reservation_id),
+        )
+        return _reservation_record(dict(zip(_RESERVATION, rows[0], strict=True))) if rows else None
+
+    def _window(
+        self, table: str, columns: Sequence[str], start: int, equal: Mapping[str, str]
+    ) -> tuple[list[dict[str, Any]], int]:
+        """Return those of the next `WINDOW` rows that have these values, and the row after which to continue."""
         wheres = "".join(f" AND {column} = ?" for column in equal)
         rows = self._select(
-            f"SELECT {', '.join(_ATTEMPT)} FROM past_attempts WHERE id > ? AND id <= ?{wheres} ORDER BY id",
+            f"SELECT {', '.join(columns)} FROM {table} WHERE id > ? AND id <= ?{wheres} ORDER BY id",
             *(start, start + WINDOW, *equal.values()),
         )
-        end = self._select("SELECT max(id) FROM past_attempts")[0][0] or 0
-        found = tuple(AttemptRecord(**dict(zip(_ATTEMPT, row, strict=True))) for row in rows)
+        end = self._select(f"SELECT max(id) FROM {table}")[0][0] or 0
+        found = [dict(zip(columns, row, strict=True)) for row in rows]
         return found, 0 if start + WINDOW >= end else start + WINDOW
 
     def sum_rows(self, since: float) -> tuple[int, int]:
@@ -144,10 +173,14 @@ def _row(record: HistoryRecord, columns: Sequence[str]) -> tuple[Any, ...]:
 
 
 def _stored(value: Any) -> Any:
-    if isinstance(value, dict):
+    if isinstance(value, dict | tuple):
         return json.dumps(value)
     return encodable(value) if isinstance(value, str) else value
 
 
 def _node_record(row: dict[str, Any]) -> NodeRecord:
     return NodeRecord(**(row | {"attributes": json.loads(row["attributes"])}))
+
+
+def _reservation_record(row: dict[str, Any]) -> RecordedReservation:
+    return RecordedReservation(**(row | {"nodes": tuple(json.loads(row["nodes"]))}))

@@ -80,6 +80,7 @@ _ROWS: dict[str, tuple[type, ...]] = {
         *(client.ListActors, client.FindActor),
         *(usage.GetQueue, usage.GetUsage, usage.GetCounts, client.ListNodes, maintenance.WhatIf),
         *(history.GetAttempts, history.SumAttempts, history.GetNodeHistory, history.FindEvents),
+        history.GetReservationHistory,
     ),
     "yoyyoy-": (bundles.FetchValue, bundles.FetchChunk),
     "-yyyy--": (bundles.OfferBundle,),

@@ -1,4 +1,4 @@
-"""Messages about the past: attempts, machines that are gone, capacity, and events of the whole cluster, in pages."""
+"""Messages about the past, in pages: attempts, machines and reservations that are gone, capacity, and all events."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from attrs import Factory
 from fray.model.frozen import frozen
 from fray.model.ids import AttemptId, JobId, Namespace, NodeName
 from fray.model.messages.client import Event
+from fray.model.reservations import ReservationId
 
 
 @frozen(kw_only=True)
@@ -162,6 +163,63 @@ class GetNodeHistory:
 class NodeHistory:
     nodes: tuple[NodeRecord, ...]
     """Oldest end first."""
+
+
+@frozen(kw_only=True)
+class RecordedReservation:
+    """One reservation, from its request to its end."""
+
+    reservation_id: ReservationId
+    name: str
+    namespace: Namespace
+    user: str
+    owner: str = ""
+    """Session or attempt with whose end it ends; empty: it was detached."""
+    created_by: str = ""
+    """Session that requested it."""
+    band: str
+    priority: int = 0
+    cpu_milli: int
+    """Demand on one host of a unit, as ``memory_bytes`` and ``devices``."""
+    memory_bytes: int
+    device_kind: str = ""
+    device_variant: str = ""
+    devices: int = 0
+    hosts: int = 1
+    """Machines of a unit."""
+    min_units: int
+    max_units: int
+    units_given: int = 0
+    """Number of the units that it was given in all; a unit that was given back and another one in its place are two."""
+    nodes: tuple[NodeName, ...] = ()
+    """Machines of these units, in the order in which it was given them; at most the first 1,000."""
+    created_at: float
+    held_at: float | None = None
+    """Time at which its minimum was first held, in seconds since the epoch; None: it never was."""
+    ended_at: float | None = None
+    """Time at which its last unit was released; None: it lives."""
+    reason: str = ""
+    """Reason of its end; empty while it lives."""
+    ended_by: str = ""
+    """User, session or event that ended it."""
+
+
+@frozen(kw_only=True)
+class GetReservationHistory:
+    """Get a page of reservations: those that live, by id, and then those that have ended, in the order of their ends.
+    One that ends between two pages is in both. Reply: `ReservationPage`."""
+
+    since: float = 0.0
+    """Only those that have ended since then, and living ones; seconds since the epoch."""
+    cursor: str = ""
+    """`ReservationPage.cursor` of the page before; empty: the first page."""
+
+
+@frozen(kw_only=True)
+class ReservationPage:
+    reservations: tuple[RecordedReservation, ...]
+    cursor: str = ""
+    """Cursor for the next page; empty: this was the last one."""
 
 
 @frozen(kw_only=True)

@@ -36,6 +36,7 @@ CAPABILITIES: Mapping[str, tuple[str, ...]] = {
     "loop-delay": ("LoopDelay",),
     "moved-nodes": ("NodeMoved",),
     "requeue": ("Requeue", "RequeueResult"),
+    "reservation-history": ("GetReservationHistory", "ReservationPage", "RecordedReservation"),
     "sums": ("SumAttempts", "AttemptSums", "AttemptSum"),
     "traces": ("Kind.TRACE",),
     "unsupported": (),

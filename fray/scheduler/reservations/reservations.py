@@ -29,6 +29,7 @@ from fray.model.specs import EndReason
 from fray.model.text import plural
 from fray.scheduler.effect_buffer import EffectBuffer
 from fray.scheduler.effects import ReservationReleased, ReservationRenewed, ReservationRequested
+from fray.scheduler.history import reservation_record
 from fray.scheduler.jobs.queries import session_text
 from fray.scheduler.jobs.transitions import stop_job
 from fray.scheduler.pool.pool import fits_when_empty
@@ -88,7 +89,8 @@ def _create(state: State, event: ReservationRequested, out: EffectBuffer) -> Non
     state.add_reservation(reservation)
     out.reservation_changed(reservation.id)
     units = f"{spec.min_units} to {spec.max_units} units of {demand_text(spec.demand)}"
-    out.log_event(reservation.id, "created", f"by {owner or session.session}: {units}")
+    by = f"{owner or session.session}" + (f" of {spec.user}" if spec.user else "")
+    out.log_event(reservation.id, "created", f"by {by}: {units}")
 
 
 def _check_same(known: ReservationSpec, spec: ReservationSpec) -> None:
@@ -137,6 +139,10 @@ def on_reservation_renewed(state: State, event: ReservationRenewed, out: EffectB
     if reservation.warned:
         reservation.warned = False
         record_event(state, out, reservation, ReservationEventKind.RENEWED, f"for {reservation.spec.ttl_s:g} s")
+    elif event.ttl_s is not None or event.session != reservation.created_by:
+        # A driver renews its own again and again, which is not worth a line.
+        text = f"for {reservation.spec.ttl_s:g} s by {session_text(state, event.session)}"
+        out.log_event(reservation.id, ReservationEventKind.RENEWED.value, text)
     out.reservation_changed(reservation.id)
     state.reservation_changed(reservation)
     out.reply_reservation(event.session, event.ref, reservation.id)
@@ -315,6 +321,7 @@ def _end(state: State, out: EffectBuffer, reservation: ReservationRow) -> None:
     reservation.phase, reservation.ended_at = ReservationState.ENDED, state.now
     record_event(state, out, reservation, ReservationEventKind.ENDED, reservation.reason)
     state.reservation_changed(reservation)
+    out.record(reservation_record(reservation))
     while len(state.ended_reservations) > min(ENDED_KEPT, state.config.finished_limit):
         state.drop_reservation(state.reservations[next(iter(state.ended_reservations))])
 

@@ -32,7 +32,7 @@ from fray.scheduler.queue.queue import Queue
 from fray.scheduler.queue.quotas import excess_over, hard_limit, limits_of
 from fray.scheduler.state.indexes import OneToMany, OrderedSet, Timers
 from fray.scheduler.state.machine_groups import MachineGroupIndex
-from fray.scheduler.state.reservation_rows import Host, ReservationRow, ReservedUnit
+from fray.scheduler.state.reservation_rows import HELD_NODES_LIMIT, Host, ReservationRow, ReservedUnit
 from fray.scheduler.state.rows import (
     ActorRegistration,
     ActorTombstone,
@@ -487,6 +487,7 @@ class MachineTables:
     def add_unit(self, reservation: ReservationRow, unit: ReservedUnit) -> None:
         """Add a unit whose share the cluster's pool has already placed; call `reservation_changed` after it."""
         reservation.units.append(unit)
+        reservation.held_nodes = tuple(dict.fromkeys((*reservation.held_nodes, *unit.nodes)))[:HELD_NODES_LIMIT]
         # Charged as a whole and not by what runs inside: no job outside can use it.
         for host in unit.hosts:
             self.charge(*self.unit_charge(reservation, unit, host), 1)

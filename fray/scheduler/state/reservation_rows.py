@@ -11,6 +11,8 @@ from fray.model.resources import Demand
 from fray.model.specs import EndReason
 from fray.scheduler.pool.requests import MemberGroup, PlacementRequest
 
+HELD_NODES_LIMIT = 1_000
+
 
 @frozen
 class Host:
@@ -69,6 +71,8 @@ class ReservationRow:
     units: list[ReservedUnit] = Factory(list)
     last_unit: int = 0
     """Number of the last unit it was given."""
+    held_nodes: tuple[NodeName, ...] = ()
+    """Machines of the units it was given, in that order; at most the first `HELD_NODES_LIMIT`."""
     revoked_at: tuple[float, ...] = ()
     """Times of the last seizures of the whole reservation by an earlier band."""
     grow_not_before: float = 0.0
