@@ -14,7 +14,7 @@ PARALLEL := -n $(TEST_WORKERS) --dist loadgroup
 RL_WORKERS ?= $(shell echo $$(( $(TEST_WORKERS) + 1 )))
 RL_PARALLEL := -n $(RL_WORKERS) --dist loadgroup
 
-.PHONY: help demo test test-all test-more venv-rl test-rl test-tinker test-marin network lint docs campaign mutants bench peers clean constraints venv
+.PHONY: help demo test test-all test-more venv-rl test-rl test-tinker test-marin network lint docs man campaign mutants bench peers clean constraints venv
 
 help:
 	@echo "make demo [ARGS='--compare --kill-worker --json report.json'] the main job: copies in the standard library"
@@ -26,6 +26,7 @@ help:
 	@echo "make test-marin                                             fray.v2 on a real Iris, Zephyr on Fray, in .venv-marin (part of test-all)"
 	@echo "make network [ARGS='-k relay']                                hosts as namespaces, cut, reset, rebooted (needs root; see tests/network)"
 	@echo "make docs                                                     the pages and a reference of everything public, in build/docs"
+	@echo "make man                                                      manual pages of all commands, in build/man"
 	@echo "make campaign                                                 1,000 seeds, 1,000 deaths, 300 kills, 10 minutes of load, 100 network faults, fuzzers, all tests with each Python"
 	@echo "make mutants [ARGS='--only busy']                               deliberate bugs, and the seeds of the simulation that find them"
 	@echo "make campaign HOURS=8 [SEEDS=0-9999]                          only the simulator: fresh seeds of this commit for so many hours"
@@ -88,6 +89,10 @@ lint: venv
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) -m mypy
+
+# Of what `--help` prints.
+man: venv
+	@$(PY) -m fray.cli man build/man/man1
 
 docs: venv
 	@tools/venv docs

@@ -75,6 +75,7 @@ def parser_of() -> Parser:
         _metrics,
         _dashboard,
         _completion,
+        _man,
     )
     for add in (*about_jobs, *about_shares, *about_machines, add_rl, add_tinker, *about_cluster, *about_people):
         add(verbs)
@@ -523,6 +524,13 @@ def _completion(verbs: Verbs) -> None:
     parser = verb(verbs, "completion", "administration.completion:completion", text, example, opens="a loop")
     parser.add_argument("shell", choices=("bash", "zsh", "fish"))
     parser.add_argument("--words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+def _man(verbs: Verbs) -> None:
+    text = "write the manual pages of all commands and of both daemons into a directory"
+    example = "  fray man ~/.local/share/man/man1 && man fray-run"
+    parser = verb(verbs, "man", "administration.man:man", text, example, opens="a loop")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="made if it is not there")
 
 
 def _backup(verbs: Verbs) -> None:

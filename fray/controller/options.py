@@ -62,12 +62,8 @@ class Options:
     history_limit: int = HISTORY_LIMIT
 
 
-def parse(argv: Sequence[str] | None) -> Options:
-    """Parse the command line.
-
-    Raises:
-        InvalidRequest: an invalid address, time, amount or variable.
-    """
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``fray-controller``."""
     parser = argparse.ArgumentParser(prog="fray-controller", description="The controller of a Fray cluster.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
     _add_location(parser)
@@ -86,7 +82,16 @@ def parse(argv: Sequence[str] | None) -> Options:
         help="shares, quotas, priorities and machine groups (TOML, see docs/policy.md); reloaded on SIGHUP",
     )
     daemon_logging.add_options(parser)
-    found = parser.parse_args(argv)
+    return parser
+
+
+def parse(argv: Sequence[str] | None) -> Options:
+    """Parse the command line.
+
+    Raises:
+        InvalidRequest: an invalid address, time, amount or variable.
+    """
+    found = make_parser().parse_args(argv)
     # The default is loopback, so that a controller that is started without thought serves no other machine (P9).
     listen = tuple(check_address(address, found.insecure) for address in found.listen or [DEFAULT_LISTEN])
     rules = make_rules(found.suspect_s, found.lease_s, found.driver_grace_s)

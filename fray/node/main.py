@@ -175,7 +175,8 @@ def _hold_accounts(config: NodeConfig) -> Iterator[None]:
 # The command line ----------------------------------------------------------------------------------------------------
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``fray-node``."""
     parser = argparse.ArgumentParser(prog="fray-node", description="Offers this machine to a Fray cluster.")
     parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
     parser.add_argument(
@@ -223,7 +224,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(OPTION, action="store_true", help=argparse.SUPPRESS)
     add_log_options(parser)
     daemon_logging.add_options(parser)
-    return parser.parse_args(argv)
+    return parser
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    return make_parser().parse_args(argv)
 
 
 def _add_capacity(parser: argparse.ArgumentParser) -> None:
