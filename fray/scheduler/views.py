@@ -30,6 +30,8 @@ from fray.scheduler.state.tables import Tables, name_key
 
 _NOTHING_YET = Outcome(cause=EndReason.SUCCEEDED)
 """Outcome whose (empty) codes and values a job shows before it has one."""
+ENDED_ACTORS = 1_000
+"""Ended actors in a list: those that ended last."""
 
 
 # Jobs -----------------------------------------------------------------------------------------------------------------
@@ -215,18 +217,30 @@ def _silence_outcome(state: State, attempt: AttemptRow) -> Outcome:
 # Actors ---------------------------------------------------------------------------------------------------------------
 
 
-def list_actors(state: State, namespace: Namespace | None = None, prefix: str = "") -> tuple[ActorInfo, ...]:
-    """Return every living actor (of one namespace) whose name starts with ``prefix``, oldest first."""
+def list_actors(
+    state: State, namespace: Namespace | None = None, prefix: str = "", *, ended: bool = False
+) -> tuple[ActorInfo, ...]:
+    """Return every living actor (of one namespace) whose name starts with ``prefix``, oldest first; with ``ended``
+    before them the last `ENDED_ACTORS` that have ended and are on record."""
     found = [(job.order, hosted_actor_info(state, job)) for job in _living_actor_jobs(state)]
     found += [(registration.order, served_actor_info(state, registration)) for registration in _served_actors(state)]
-    infos = (info for _, info in sorted(found, key=lambda pair: pair[0]))
-    return tuple(
-        info
-        for info in infos
-        if info.name.startswith(prefix)
-        and namespace in (None, info.namespace)
-        and not info.name.startswith(INTERNAL_PREFIX)
-    )
+
+    def is_chosen(info: ActorInfo) -> bool:
+        is_named = info.name.startswith(prefix) and not info.name.startswith(INTERNAL_PREFIX)
+        return is_named and namespace in (None, info.namespace)
+
+    living = tuple(info for _, info in sorted(found, key=lambda pair: pair[0]) if is_chosen(info))
+    if not ended:
+        return living
+    past = [info for info in _ended_actors(state) if is_chosen(info)]
+    past.sort(key=lambda info: info.ended or 0.0)
+    return (*past[-ENDED_ACTORS:], *living)
+
+
+def _ended_actors(state: State) -> Iterator[ActorInfo]:
+    jobs = (state.jobs[job_id] for job_id in state.finished_jobs)
+    yield from (hosted_actor_info(state, job) for job in jobs if _is_actor(job))
+    yield from map(_ended_actor_info, state.actor_tombstones.values())
 
 
 def find_by_id(state: State, actor_id: ActorId) -> tuple[ActorInfo, ...]:

@@ -194,7 +194,19 @@ async def test_an_actor_has_its_calls_its_queue_and_its_callers(lab: Lab) -> Non
             assert "counter: 1 running, 2 queued, 6 ended, of them 1 with errors" in await tab.text("#calls")
             assert relay.incarnation in await tab.text("#calls .callers")
             assert tab.errors == []
+            query = f"select * from actors where actor_id = '{info.actor_id}'"
+            (living,) = await trio.to_thread.run_sync(asked, lab, "sql", query)
+            expected = {"name": "counter", "calls": 6, "errors": 1, "cancelled": 0, "running": 1, "queued": 2}
+            assert {name: living[name] for name in expected} == expected
+            assert (living["job_id"], living["status"], living["ended_at"]) == (info.actor_id, "ready", None)
+            assert living["latency_p99_s"] == info.calls.latency_s(0.99)
             nursery.cancel_scope.cancel()
+    # Its driver has left, and so it ends; what it last reported stays.
+    with trio.fail_after(60):
+        while not (ended := (await trio.to_thread.run_sync(asked, lab, "sql", query))[0])["ended_at"]:  # noqa: ASYNC110
+            await trio.sleep(0.1)
+    assert (ended["status"], ended["running"], ended["queued"]) == ("ended", 0, 0)
+    assert (ended["calls"] >= 6, ended["errors"]) == (True, 1)
 
 
 async def ignore_end(call: Callable[[], Awaitable[object]]) -> None:

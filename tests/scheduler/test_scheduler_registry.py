@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fray.errors import ActorDied, InvalidRequest, NameInUse
 from fray.model.specs import EndReason, EntryKind, Outcome
+from fray.scheduler import views
 from fray.scheduler.effects import NamesChanged
 from fray.scheduler.state.rows import SchedulerConfig
 from fray.scheduler.views import list_actors
@@ -203,6 +206,29 @@ def test_actors_are_listed_by_namespace_and_prefix(scheduler: Cluster) -> None:
     assert [info.name for info in list_actors(scheduler.state, "ns", "serv")] == ["server"]
     assert len(list_actors(scheduler.state)) == 3
     assert list_actors(scheduler.state, "other") == ()
+
+
+def test_ended_actors_are_listed_before_those_that_live_and_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node(cpu=8)
+    for number in range(4):
+        scheduler.now = float(number)
+        scheduler.launch(job(f"a{number}", entry=EntryKind.ACTOR))
+        scheduler.see(f"a{number}:0:0", ended())
+    scheduler.launch(job("living", entry=EntryKind.ACTOR), job("work"))
+    scheduler.register("served", "actor-x", session="d")
+    scheduler.unregister("actor-x", session="d")
+
+    def listed(**more: Any) -> list[str]:
+        return [info.name for info in list_actors(scheduler.state, ended=True, **more)]
+
+    monkeypatch.setattr(views, "ENDED_ACTORS", 5)
+    assert listed() == ["a0", "a1", "a2", "a3", "served", "living"]
+    monkeypatch.setattr(views, "ENDED_ACTORS", 4)
+    assert listed() == ["a1", "a2", "a3", "served", "living"]
+    assert listed(prefix="a") == ["a0", "a1", "a2", "a3"]
+    assert [info.name for info in list_actors(scheduler.state)] == ["living"]
 
 
 def test_p5_a_process_that_comes_back_can_neither_take_its_name_back_nor_away(scheduler: Cluster) -> None:

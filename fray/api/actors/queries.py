@@ -33,11 +33,14 @@ class ActorQueries:
         # Only the actor's process has its class: the handle offers any method, and that process refuses wrong ones.
         return ActorHandle(info.actor_id, info.name, None, self._runtime)
 
-    async def list_actors(self, prefix: str = "", namespace: Namespace | None = None) -> list[ActorInfo]:
+    async def list_actors(
+        self, prefix: str = "", namespace: Namespace | None = None, *, ended: bool = False
+    ) -> list[ActorInfo]:
         """Return living actors whose names start with ``prefix``, oldest first. ``namespace``: default the own;
-        ``"*"``: all.
+        ``"*"``: all. With ``ended`` before them the last 1,000 that have ended and are on record, with what their
+        processes last reported of their calls.
         """
-        reply = await self._runtime.client.request(ListActors(prefix=prefix, namespace=namespace))
+        reply = await self._runtime.client.request(ListActors(prefix=prefix, namespace=namespace, ended=ended))
         assert isinstance(reply, Actors)
         return list(reply.actors)
 

@@ -7,8 +7,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from fray.api.cluster import Cluster
+from fray.model.actors import ActorInfo
+from fray.model.ids import split_attempt
 from fray.model.messages.history import AttemptRecord
 from fray.model.monitoring.accounting import GIB, HOUR_S
+from fray.model.monitoring.served_calls import ActorMetrics
 
 ATTEMPT = (
     *("attempt_id", "job_id", "name", "user", "namespace", "band", "node", "machine"),
@@ -18,6 +21,10 @@ ATTEMPT = (
 """Fields of `AttemptRecord` that are columns of ``attempts``."""
 HOURS = ("cpu_hours", "memory_gib_hours", "chip_hours")
 
+ACTOR = (
+    *("actor_id", "name", "namespace", "job_id", "node", "status", "restarts", "started_at", "ended_at", "reason"),
+    *("calls", "errors", "cancelled", "running", "queued", "latency_p50_s", "latency_p99_s"),
+)
 RESERVATION = (
     *("reservation_id", "name", "namespace", "user", "owner", "created_by", "band", "priority"),
     *("cpu_milli", "memory_bytes", "device_kind", "device_variant", "devices", "hosts", "min_units", "max_units"),
@@ -51,6 +58,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     ),
     "events": ("time", "job_id", "what", "text"),
     "usage": ("day", "user", "namespace", "machine", "attempts", *HOURS),
+    "actors": ACTOR,
     "capacity": CAPACITY,
     "reservations": RESERVATION,
 }
@@ -119,6 +127,32 @@ async def _usage(cluster: Cluster, since: float) -> Rows:
     ]
 
 
+async def _actors(cluster: Cluster, since: float) -> Rows:
+    return [
+        (
+            *(one.actor_id, one.name, one.namespace, _job_of(one), _nullable(one.node), one.status.value, one.restarts),
+            *(one.started, one.ended, _nullable(one.reason)),
+            *_calls(one.calls),
+        )
+        for one in await cluster.list_actors(namespace="*", ended=True)
+        if one.ended is None or one.ended >= since
+    ]
+
+
+def _job_of(actor: ActorInfo) -> str | None:
+    """Return the job in whose process an actor lives; None for one of a driver, and an unknown one."""
+    if not actor.served:
+        return actor.actor_id
+    return split_attempt(actor.incarnation)[0] if ":" in actor.incarnation else None
+
+
+def _calls(calls: ActorMetrics | None) -> tuple[Any, ...]:
+    if calls is None:
+        return (None,) * 7
+    numbers = calls.calls, calls.errors, calls.cancelled, calls.running, calls.queued
+    return (*numbers, calls.latency_s(0.5), calls.latency_s(0.99)) if calls.calls else (*numbers, None, None)
+
+
 async def _capacity(cluster: Cluster, since: float) -> Rows:
     found = await cluster.capacity_history(since_s=time.time() - since)
     return [tuple(getattr(one, field) for field in CAPACITY) for one in found]
@@ -139,6 +173,7 @@ READERS: Mapping[str, Callable[[Cluster, float], Awaitable[Rows]]] = {
     "nodes": _nodes,
     "events": _events,
     "usage": _usage,
+    "actors": _actors,
     "capacity": _capacity,
     "reservations": _reservations,
 }

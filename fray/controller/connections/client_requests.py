@@ -354,7 +354,8 @@ def unwatch(client: ClientConnection, ref: int, message: messages.Unwatch, blobs
 
 
 def list_actors(client: ClientConnection, ref: int, message: messages.ListActors, blobs: Sequence[Bytes]) -> Answer:
-    found = views.list_actors(client.context.state, _namespace(client, message.namespace), message.prefix)
+    namespace = _namespace(client, message.namespace)
+    found = views.list_actors(client.context.state, namespace, message.prefix, ended=message.ended)
     return messages.Actors(actors=_own_actors(client, messages.ListActors, found)), ()
 
 

@@ -102,13 +102,16 @@ class AttemptMetricsStore:
         return tuple(self.last_reported[attempt_id] for attempt_id in attempts if attempt_id in self.last_reported)
 
     def with_calls(self, actors: Iterable[ActorInfo]) -> tuple[ActorInfo, ...]:
-        """Return the actors with what their processes have reported of their calls."""
+        """Return the actors with what their processes have reported of their calls; of ended ones, the last report."""
         return tuple(map(self._with_calls, actors))
 
     def _with_calls(self, actor: ActorInfo) -> ActorInfo:
         metrics = self.last_reported.get(actor.incarnation)
-        if metrics is None or metrics.calls is None or actor.ended is not None:
+        if metrics is None or metrics.calls is None:
             return actor
+        if actor.ended is not None:
+            last = metrics.calls.metrics_of(actor.actor_id)
+            return evolve(actor, calls=evolve(last, running=0, queued=0) if last is not None else None)
         return evolve(actor, calls=metrics.calls.metrics_of(actor.actor_id), callers=metrics.calls.callers)
 
     def record_node_details(self, node: NodeName, details: dict[str, str]) -> None:

@@ -505,6 +505,9 @@ class ListActors:
 
     prefix: str = ""
     namespace: Namespace | None = None
+    ended: bool = False
+    """Also the last 1,000 that have ended and are on record, before those that live. A controller of an earlier release
+    lists those that live."""
 
 
 @frozen(kw_only=True)
