@@ -202,6 +202,7 @@ def test_hosts_of_a_file_become_a_cluster_and_each_repetition_changes_what_is_di
 
         seen = json.loads(fray("status", "--ssh", file, "--json").stdout)
         assert [(one["name"], one["result"], one["state"]) for one in seen["hosts"]] == [
+            ("controller", "running", "answers"),
             ("one", "running", "alive"),
             ("second", "running", "alive"),
         ]
@@ -213,6 +214,9 @@ def test_hosts_of_a_file_become_a_cluster_and_each_repetition_changes_what_is_di
     stopped = fray("status", "--ssh", file)
     assert stopped.returncode == 1
     assert "not running" in stopped.stdout
+    assert "does not answer" in stopped.stdout
+    refused = fray("up", "--ssh", file, "--cpu", "2")
+    assert (refused.returncode, "--cpu is for a cluster of this machine" in refused.stderr) == (2, True)
     assert "the cluster says nothing" in stopped.stderr
 
 

@@ -6,7 +6,7 @@ import argparse
 import hashlib
 import os
 import shlex
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,13 @@ from fray.cli.target import open_target
 from fray.deploy.ssh.hosts_file import HostsFile, SshHost, read_hosts_file
 from fray.deploy.ssh.own_wheel import make_own_wheel
 from fray.deploy.ssh.rollout import HostOutcome, JoinedNodes, Rollout, since
-from fray.deploy.ssh.session import open_session
-from fray.errors import FrayError
+from fray.errors import FrayError, InvalidRequest
 from fray.net.atomic_file import write_atomically
 
 
 async def up(options: argparse.Namespace) -> int:
     """Run ``fray up --ssh``."""
+    _refuse_others(options, "directory", "port", "policy", "cpu", "memory", "gpus")
     file = read_hosts_file(options.ssh)
     everywhere = [*file.hosts, *([file.controller.host] if file.controller.host is not None else [])]
     wheel = make_own_wheel() if any(not host.installation.package for host in everywhere) else None
@@ -55,18 +55,13 @@ async def up(options: argparse.Namespace) -> int:
 
 async def down(options: argparse.Namespace) -> int:
     """Run ``fray down --ssh``: end the nodes with their jobs, then the controller, if it is one of the file."""
+    _refuse_others(options, "directory", "remove")
     file = read_hosts_file(options.ssh)
     if not (options.yes or not can_ask() or await _may_end(file, options)):
         return 1
     rollout = Rollout(file, None, _report)
     outcomes = await rollout.on_all(file.hosts, rollout.down)
-    if (host := file.controller.host) is not None:
-        try:
-            async with open_session(file, host, "controller") as session:
-                outcomes.append(await rollout.down(session))
-        except FrayError as error:
-            outcomes.append(HostOutcome(host, "failed", str(error)))
-        _report(host, f"{outcomes[-1].result}{f': {outcomes[-1].error}' if outcomes[-1].error else ''}")
+    outcomes += await rollout.on_controller(rollout.down)
     if options.json:
         say_json({"hosts": _plain(outcomes)})
     return _code(outcomes)
@@ -76,7 +71,7 @@ async def status(options: argparse.Namespace) -> int:
     """Run ``fray status --ssh``: what runs on the hosts, and what the cluster says of their nodes."""
     file = read_hosts_file(options.ssh)
     rollout = Rollout(file, None, lambda host, text: None)
-    outcomes = await rollout.on_all(file.hosts, rollout.look)
+    outcomes = [*await rollout.on_controller(rollout.look), *await rollout.on_all(file.hosts, rollout.look)]
     states: dict[str, str] = {}
     problem = ""
     try:
@@ -85,7 +80,8 @@ async def status(options: argparse.Namespace) -> int:
     except FrayError as error:
         problem = str(error)
     if options.json:
-        hosts = [{**each, "state": states.get(each["name"], "")} for each in _plain(outcomes)]
+        shown = zip(_plain(outcomes), outcomes, strict=True)
+        hosts = [{**each, "state": _state(one.host, file, states, problem)} for each, one in shown]
         say_json({"spec": file.controller.spec, "problem": problem, "hosts": hosts})
         return _code(outcomes) or int(bool(problem))
     rows = [
@@ -93,7 +89,7 @@ async def status(options: argparse.Namespace) -> int:
             one.host.name,
             one.host.ssh,
             one.result,
-            states.get(one.host.name, "unknown" if problem else "not joined"),
+            _state(one.host, file, states, problem),
             str(one.process["pid"]) if one.process else "",
             span(since(one.process)) if one.process else "",
             one.process["release"] if one.process else "",
@@ -101,11 +97,24 @@ async def status(options: argparse.Namespace) -> int:
         ]
         for one in outcomes
     ]
-    heads = ["NAME", "SSH", "FRAY-NODE", "IN THE CLUSTER", "PID", "SINCE", "RELEASE", "REASON"]
+    heads = ["NAME", "SSH", "DAEMON", "IN THE CLUSTER", "PID", "SINCE", "RELEASE", "REASON"]
     say(table(heads, rows, width(), optional=("RELEASE", "PID", "SINCE", "SSH")))
     if problem:
         note(f"the cluster says nothing: {problem}")
     return _code(outcomes) or int(bool(problem))
+
+
+def _refuse_others(options: argparse.Namespace, *names: str) -> None:
+    """Raise InvalidRequest for options that are about a cluster of this machine: the file has those of hosts."""
+    if given := [name for name in names if getattr(options, name) not in (None, False)]:
+        raise InvalidRequest(f"--{given[0]} is for a cluster of this machine; with --ssh the file says it")
+
+
+def _state(host: SshHost, file: HostsFile, states: Mapping[str, str], problem: str) -> str:
+    """Return what the cluster says of the node of a host."""
+    if host is file.controller.host:
+        return "does not answer" if problem else "answers"
+    return states.get(host.name, "unknown" if problem else "not joined")
 
 
 def _report(host: SshHost, text: str) -> None:

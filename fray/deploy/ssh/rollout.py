@@ -99,18 +99,28 @@ class Rollout:
 
         async def one(host: SshHost) -> None:
             async with limit:
-                try:
-                    async with open_session(self.file, host, "node") as session:
-                        outcomes[host.name] = await work(session)
-                except FrayError as error:
-                    outcomes[host.name] = HostOutcome(host, "failed", str(error))
-            outcome = outcomes[host.name]
-            self.report(host, f"{outcome.result}{f': {outcome.error}' if outcome.error else ''}")
+                outcomes[host.name] = await self._on(host, "node", work)
 
         async with trio.open_nursery() as nursery:
             for host in hosts:
                 nursery.start_soon(one, host)
         return [outcomes[host.name] for host in hosts]
+
+    async def on_controller(self, work: Callable[[HostSession], Awaitable[HostOutcome]]) -> list[HostOutcome]:
+        """Do it on the host of the controller; nothing if the file starts none."""
+        host = self.file.controller.host
+        return [] if host is None else [await self._on(host, "controller", work)]
+
+    async def _on(
+        self, host: SshHost, daemon: str, work: Callable[[HostSession], Awaitable[HostOutcome]]
+    ) -> HostOutcome:
+        try:
+            async with open_session(self.file, host, daemon) as session:
+                outcome = await work(session)
+        except FrayError as error:
+            outcome = HostOutcome(host, "failed", str(error))
+        self.report(host, f"{outcome.result}{f': {outcome.error}' if outcome.error else ''}")
+        return outcome
 
     # Up --------------------------------------------------------------------------------------------------------------
 
