@@ -145,7 +145,7 @@ async def open_runtime(
     Raises:
         Unreachable, Refused, Unauthorized, ProtocolMismatch: the controller cannot be reached or refuses us.
     """
-    if config.waits_for_controller:
+    if config.role is Role.DRIVER:  # jobs do so when they start, and tools record nothing
         tracing.configure()
     # Outside of the nursery: only there is it known what left the block.
     async with _single_error() as ending, open_background_nursery() as nursery:

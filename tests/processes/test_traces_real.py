@@ -43,49 +43,55 @@ def traced(program: str, collector: Collector, **variables: str) -> subprocess.C
     return ended
 
 
+@pytest.fixture(scope="module")
+def whole() -> Iterator[Collector]:
+    """All spans of the async program."""
+    with open_collector() as collector:
+        ended = traced("async", collector, OTEL_EXPORTER_OTLP_HEADERS="authorization=Bearer of-the-lab")
+        assert ended.stdout.split() == ["refused", "failed"]
+        yield collector
+
+
 def ancestries(collector: Collector, name: str) -> list[list[str]]:
     return [collector.ancestry(span) for span in collector.spans if span.name == name]
 
 
-def test_jobs_calls_and_spans_of_users_are_one_trace_across_processes(collector: Collector) -> None:
-    ended = traced("async", collector, OTEL_EXPORTER_OTLP_HEADERS="authorization=Bearer of-the-lab")
-    assert ended.stdout.split() == ["refused", "failed"]
-    assert len({span.trace_id for span in collector.spans}) == 1
+def test_jobs_calls_and_spans_of_users_are_one_trace_across_processes(whole: Collector) -> None:
+    assert len({span.trace_id for span in whole.spans}) == 1
     main = ["internal main"]
     front = ["internal in front", "server front.add", "client front.add", *main]
     from_front = ["internal in store", "server store.add", "client store.add", *front]
     parent = ["consumer attempt parent", "producer job parent", *main]
     from_job = ["internal in store", "server store.add", "client store.add", *parent]
-    assert sorted(ancestries(collector, "in store")) == sorted([from_front, from_front, from_job])
-    assert ancestries(collector, "make store") == [
+    assert sorted(ancestries(whole, "in store")) == sorted([from_front, from_front, from_job])
+    assert ancestries(whole, "make store") == [
         ["internal make store", "consumer attempt store", "producer job store", *main]
     ]
-    assert ancestries(collector, "in child") == [
+    assert ancestries(whole, "in child") == [
         ["internal in child", "consumer attempt child", "producer job child", *parent]
     ]
-    assert ancestries(collector, "item 1") == [["internal item 1", "server front.count", "client front.count", *main]]
-    # Each span is of the process in which it was: the driver, two actors and three jobs.
-    assert len({span.resource["process.pid"] for span in collector.spans}) == 6
-    assert {span.resource["service.name"] for span in collector.spans} == {"lab"}
-    assert set(collector.authorizations) == {"Bearer of-the-lab"}
+    assert ancestries(whole, "item 1") == [["internal item 1", "server front.count", "client front.count", *main]]
+    # Each span is of the process in which it was: the driver, two actors and four jobs.
+    assert len({span.resource["process.pid"] for span in whole.spans}) == 7
+    assert {span.resource["service.name"] for span in whole.spans} == {"lab"}
+    assert set(whole.authorizations) == {"Bearer of-the-lab"}
 
 
-def test_spans_say_how_calls_and_jobs_have_ended(collector: Collector) -> None:
-    traced("async", collector)
+def test_spans_say_how_calls_and_jobs_have_ended(whole: Collector) -> None:
     # Each call twice: with a number, and with a negative one.
     for kind in ("client", "server"):
-        calls = [span for span in collector.spans if span.name == "front.add" and span.kind == kind]
+        calls = [span for span in whole.spans if span.name == "front.add" and span.kind == kind]
         assert sorted(span.is_error for span in calls) == [False, True]
         (failed,) = [span for span in calls if span.is_error]
         assert failed.message == "ValueError: below zero"
         assert failed.attributes["error.type"] == "ValueError"
     for name in ("job failing", "attempt failing"):
-        (job,) = [span for span in collector.spans if span.name == name]
+        (job,) = [span for span in whole.spans if span.name == name]
         assert job.is_error
         assert job.attributes["fray.outcome"] == "failure"
         assert "the job fails" in job.message
-    (job,) = [span for span in collector.spans if span.name == "job child"]
-    (attempt,) = [span for span in collector.spans if span.name == "attempt child"]
+    (job,) = [span for span in whole.spans if span.name == "job child"]
+    (attempt,) = [span for span in whole.spans if span.name == "attempt child"]
     assert not job.is_error
     assert not attempt.is_error
     assert job.attributes["fray.job.id"] == attempt.attributes["fray.job.id"] == attempt.resource["fray.job.id"]
@@ -93,6 +99,14 @@ def test_spans_say_how_calls_and_jobs_have_ended(collector: Collector) -> None:
         assert span.attributes["fray.outcome"] == "succeeded"
         assert span.attributes["fray.attempt"] == 0
         assert span.attributes["fray.node"]
+
+
+def test_the_span_of_a_job_counts_the_attempts_also_those_that_were_killed(whole: Collector) -> None:
+    (job,) = [span for span in whole.spans if span.name == "job retried"]
+    (attempt,) = [span for span in whole.spans if span.name == "attempt retried"]
+    assert job.attributes["fray.attempt"] == attempt.attributes["fray.attempt"] == 1
+    assert attempt.parent_id == job.span_id
+    assert not job.is_error
 
 
 @pytest.mark.parametrize("program", ["blocking", "v2"])

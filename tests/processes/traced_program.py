@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 
@@ -10,6 +12,7 @@ import trio
 import fray
 import fray.blocking
 from fray import Entrypoint, JobRequest, ResourceConfig
+from fray.model.ids import split_attempt
 from fray.v2 import FrayClient
 
 MACHINE = "machine?nodes=1&cpu=8"
@@ -63,6 +66,11 @@ def fail() -> None:
     raise ValueError("the job fails")
 
 
+def die_first() -> None:
+    if split_attempt(os.environ["FRAY_ATTEMPT_ID"])[1] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 async def launch_child(store: Store) -> int:
     cluster = fray.current_cluster()
     async with cluster.open_scope("children") as scope:
@@ -71,8 +79,9 @@ async def launch_child(store: Store) -> int:
     return first + await store.add(1)
 
 
-def request(name: str, function, *args) -> JobRequest:
-    return JobRequest(name=name, entrypoint=Entrypoint.from_callable(function, args), resources=SMALL)
+def request(name: str, function, *args, retries: int = 0) -> JobRequest:
+    entrypoint = Entrypoint.from_callable(function, args)
+    return JobRequest(name=name, entrypoint=entrypoint, resources=SMALL, max_retries_failure=retries)
 
 
 async def run_async() -> None:
@@ -89,6 +98,8 @@ async def run_async() -> None:
                 assert [item async for item in items] == [0, 1]
             job = await scope.launch(request("parent", launch_child, store))
             assert await job.wait() == 3
+            retried = await scope.launch(request("retried", die_first, retries=1))
+            await retried.wait()
             try:
                 async with cluster.open_scope("failing") as failing:
                     await failing.launch(request("failing", fail))

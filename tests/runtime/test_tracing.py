@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 import fray
+import fray.aio
+from fray import Entrypoint, JobRequest
 from fray.net.channel.versions import Release
 from fray.runtime import tracing
 from fray.runtime.calls.route import DEFAULT_OPTIONS
@@ -69,7 +72,8 @@ class Sync:
         self.spans = spans
 
     def inside(self) -> None:
-        with self.spans.tracer.start_as_current_span("own"):
+        assert tracing.active is not None
+        with tracing.active.tracer.start_as_current_span("own"):
             pass
 
     def items(self) -> Iterator[int]:
@@ -242,6 +246,31 @@ async def test_the_span_of_a_detached_job_ends_when_it_is_accepted(spans: Spans)
         actor = await scope.create_actor(Sync, None, name="lasting", lifetime="detached")
         assert spans.named("producer job lasting")
         await fray.kill(actor) if hasattr(fray, "kill") else None
+
+
+async def test_a_request_of_another_span_is_the_same_request(spans: Spans) -> None:
+    request = JobRequest(name="once", entrypoint=Entrypoint.from_callable(trio.sleep_forever))
+    async with fray.open_cluster("local") as cluster, cluster.open_scope("work") as scope:
+        found = []
+        for _ in range(2):
+            with spans.tracer.start_as_current_span("caller"):
+                found.append(await scope.launch(request, adopt_existing=True))
+        first, second = found
+        assert first.id == second.id
+        await first.terminate()
+
+
+def test_calls_and_jobs_of_asyncio_programs_are_traced(spans: Spans) -> None:
+    async def main() -> None:
+        async with fray.aio.open_cluster("local") as cluster, cluster.open_scope("work") as scope:
+            with spans.tracer.start_as_current_span("caller"):
+                actor = await scope.create_actor(Sync, None, name="sync")
+                await actor.inside()
+
+    asyncio.run(main())
+    chain = ["internal own", "server sync.inside", "client sync.inside", "internal caller"]
+    assert spans.ancestry("internal own") == chain
+    assert spans.ancestry("consumer attempt sync")[1:] == ["producer job sync", "internal caller"]
 
 
 # Configuration -------------------------------------------------------------------------------------------------------
