@@ -43,7 +43,7 @@ _NO_PARENT = Context()
 _untraced: ContextVar[bool] = ContextVar("fray_untraced", default=False)
 
 
-class TracedCall(Protocol):
+class OutgoingCall(Protocol):
     """Part of an outgoing call that its span uses (`fray.runtime.calls.futures.CallFuture`)."""
 
     cancelled: bool
@@ -144,7 +144,7 @@ class Tracing:
 
     # Calls -----------------------------------------------------------------------------------------------------------
 
-    def start_call(self, call: TracedCall, label: str, method: str) -> bytes:
+    def start_call(self, call: OutgoingCall, label: str, method: str) -> bytes:
         """Begin the span of a call that is made now, on any thread; return the ``traceparent`` for its host, if any."""
         if _untraced.get():
             return b""
@@ -185,7 +185,7 @@ class Tracing:
         return text[:MESSAGE_LIMIT_CHARS]
 
 
-def _end_call(span: Span, call: TracedCall) -> None:
+def _end_call(span: Span, call: OutgoingCall) -> None:
     failure = call.failure()
     if call.cancelled:
         span.set_attribute("fray.outcome", "cancelled")

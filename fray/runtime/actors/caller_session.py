@@ -21,7 +21,7 @@ from fray.net.channel.public import Channel
 from fray.net.channel.session import STALE_S
 from fray.net.codec import META, Bytes, Kind, decode_message
 from fray.runtime import tracing
-from fray.runtime.actors.incoming_call import IncomingCall, InputBuffer
+from fray.runtime.actors.incoming_call import IncomingCall, InputBuffer, TracedCall
 from fray.runtime.actors.lifecycle import ShutdownRequest
 from fray.runtime.actors.pending_calls import PendingLightCalls
 from fray.runtime.actors.served_actor import ServedActor, no_such_actor
@@ -168,7 +168,10 @@ class CallerSession:
         if flags & META:
             meta, body = split_meta(body)
         method, body = split_call(body)
-        call = self._calls[number] = IncomingCall(self, number, flags, method, body)
+        if self._trace is None or self._trace[0] != number:
+            call = self._calls[number] = IncomingCall(self, number, flags, method, body)
+        else:
+            call = self._calls[number] = TracedCall(self, number, flags, method, body, self._trace[1])
         if flags & TWO_WAY:
             call.inputs = InputBuffer(call)
         if meta is not None:
@@ -176,10 +179,6 @@ class CallerSession:
             if meta.deadline_s is not None:
                 # Only durations cross the wire: the clocks of two machines differ.
                 call.deadline = trio.current_time() + meta.deadline_s
-        if self._trace is not None:
-            if self._trace[0] == number:
-                call.trace = self._trace[1]
-            self._trace = None
         call.transfer = transfer
         if not self._buffer_waits.add(target, call):
             self._on_call_ready(target, call)

@@ -97,6 +97,8 @@ class IncomingCall:
     It is its own work item of an executor (`run`, `done`), because a call that had to make one would be slower.
     """
 
+    trace: ServedCall | None = None
+    """Span of the call, if its caller has one: of a `TracedCall`."""
     # One object for each call, on the hot path.
     __slots__ = (
         "_waits",
@@ -118,7 +120,6 @@ class IncomingCall:
         "scope",
         "spec",
         "stream",
-        "trace",
         "transfer",
     )
 
@@ -145,8 +146,6 @@ class IncomingCall:
         """Items from the caller, for a call flagged TWO_WAY."""
         self.method_stream: Any = None
         """The method's end of a two-way call: a `Stream` or `BlockingStream`."""
-        self.trace: ServedCall | None = None
-        """Span of the call, if the caller has one."""
         self.outcome: Answer | None = None
         self.fatal: BaseException | None = None
         """SystemExit or KeyboardInterrupt that the method raised."""
@@ -238,12 +237,10 @@ class IncomingCall:
         """Make this call, and its span, those of the running context."""
         # Not reset: each call runs in a context copy of its own.
         current_actor_var.set(self)
-        if self.trace is not None:
-            self.trace.enter(self.name, self.actor_id, self.method)
 
     def invoke(self) -> Any:
         """Call the method and return what it returns: a value, a coroutine or a generator."""
-        self.enter()
+        current_actor_var.set(self)  # as `enter`
         args, kwargs = self.unpickle_arguments()
         assert self.spec is not None
         return self.spec.function(*args, **kwargs)
@@ -281,8 +278,6 @@ class IncomingCall:
         # SystemExit and KeyboardInterrupt are answers to the caller and also end the actor, once the answer is out.
         if not isinstance(error, Exception) and not isinstance(error, BaseExceptionGroup):
             self.fatal = error
-        if self.trace is not None:
-            self.trace.fail(error)
         return _FAULT, 0, errors.dump_error(error)
 
     def finish(self, answer: Answer) -> None:
@@ -315,6 +310,31 @@ class IncomingCall:
         """Finish in the loop."""
         assert self.actor is not None
         self.actor.on_thread_done(self)
+
+
+class TracedCall(IncomingCall):
+    """Call of a caller that records spans, in a process that does, too."""
+
+    # A class of its own, so that other calls are as fast as without traces.
+    __slots__ = ("trace",)
+
+    def __init__(
+        self, origin: CallOrigin, number: int, flags: int, method: str, body: Bytes, trace: ServedCall
+    ) -> None:
+        super().__init__(origin, number, flags, method, body)
+        self.trace: ServedCall = trace
+
+    def enter(self) -> None:
+        super().enter()
+        self.trace.enter(self.name, self.actor_id, self.method)
+
+    def invoke(self) -> Any:
+        self.enter()
+        return super().invoke()
+
+    def error_answer(self, error: BaseException) -> Answer:
+        self.trace.fail(error)
+        return super().error_answer(error)
 
 
 class InputBuffer:
