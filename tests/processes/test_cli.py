@@ -1075,6 +1075,17 @@ def test_reservations_are_listed_shown_renewed_used_and_released(lab: Lab, run: 
     assert "leave the others out" in run("events", "train", "--reservation", "train").err
 
 
+def test_the_users_of_sql_agree_with_their_jobs_and_with_history(lab: Lab, run: Fray, jobs: dict[str, str]) -> None:
+    users = {row["user"]: row for row in run("sql", "select * from users", "--json").json}
+    launched = run("sql", "select user, min(launched_at) as first from jobs group by user", "--json").json
+    assert {row["user"] for row in launched} <= users.keys()
+    sums = {row["key"]: row for row in run("history", "--by", "user", "--since", "30d", "--json").json}
+    for row in launched:
+        user = users[row["user"]]
+        assert user["first_seen"] <= row["first"] <= user["last_seen"]
+        assert (user["jobs"], user["attempts"]) == (sums[row["user"]]["jobs"], sums[row["user"]]["attempts"])
+
+
 def test_the_capacity_is_shown_of_now_and_over_time(lab: Lab, run: Fray) -> None:
     (node,) = run("nodes", "--json").json
     (cpu,) = run("capacity", "--kind", "cpu", "--json").json

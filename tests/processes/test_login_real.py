@@ -71,6 +71,10 @@ def test_an_invitation_a_login_a_job_and_the_audit_log(lab: Lab, tmp_path: Path)
     found = [(one["user"], one["action"], one["outcome"].partition(":")[0]) for one in records]
     assert ("ada", "CordonNodes", "refused") in found
     assert ("ada", "Launch", "done") in found
+    # A user has a row of its own alone, without what only operators know; an admin has both.
+    query = ("-m", "fray.cli", "sql", "select user, role, jobs from users where user <> ''", "--json")
+    assert json.loads(run(ada, *query).stdout) == [{"user": "ada", "role": None, "jobs": 1}]
+    assert {"user": "ada", "role": "user", "jobs": 1} in json.loads(run(admin, *query).stdout)
     # A copy of the file, as on another machine, has the same key until it is revoked.
     other = {**ada, "XDG_CONFIG_HOME": str(tmp_path / "other")}
     shutil.copytree(tmp_path / "fray", tmp_path / "other" / "fray")

@@ -73,7 +73,7 @@ def add_sql(verbs: Verbs) -> None:
         verbs,
         "sql",
         "history.sql:sql",
-        "query jobs, attempts, nodes, events, usage, actors, capacity and reservations in SQL, only reading",
+        "query jobs, attempts, nodes, events, usage, users, actors, capacity and reservations in SQL, only reading",
         "  fray sql --tables\n"
         "  fray sql \"select user, sum(chip_hours) from usage where day >= date('now', '-7 days') group by user\"\n"
         "  fray sql 'select node, count(*) from attempts where cause = \"machine_lost\" group by node' --json\n"

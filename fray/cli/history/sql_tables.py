@@ -7,10 +7,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from fray.api.cluster import Cluster
+from fray.errors import Unauthorized
 from fray.model.actors import ActorInfo
 from fray.model.ids import split_attempt
 from fray.model.messages.history import AttemptRecord
-from fray.model.monitoring.accounting import GIB, HOUR_S
+from fray.model.messages.people import UserInfo
+from fray.model.monitoring.accounting import GIB, HOUR_S, UsageSum
 from fray.model.monitoring.served_calls import ActorMetrics
 
 ATTEMPT = (
@@ -21,6 +23,7 @@ ATTEMPT = (
 """Fields of `AttemptRecord` that are columns of ``attempts``."""
 HOURS = ("cpu_hours", "memory_gib_hours", "chip_hours")
 
+USER = ("user", "role", "created_at", "first_seen", "last_seen", "jobs", "attempts", *HOURS)
 ACTOR = (
     *("actor_id", "name", "namespace", "job_id", "node", "status", "restarts", "started_at", "ended_at", "reason"),
     *("calls", "errors", "cancelled", "running", "queued", "latency_p50_s", "latency_p99_s"),
@@ -58,6 +61,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     ),
     "events": ("time", "job_id", "what", "text"),
     "usage": ("day", "user", "namespace", "machine", "attempts", *HOURS),
+    "users": USER,
     "actors": ACTOR,
     "capacity": CAPACITY,
     "reservations": RESERVATION,
@@ -127,6 +131,32 @@ async def _usage(cluster: Cluster, since: float) -> Rows:
     ]
 
 
+async def _users(cluster: Cluster, since: float) -> Rows:
+    now = time.time()
+    # Times at which each was seen; and those of the users of the cluster, of which only operators get a list.
+    seen: dict[str, list[float]] = {}
+    try:
+        known = {one.user: one for one in await cluster.list_users()}
+    except Unauthorized:
+        known = {}
+    for job in await cluster.list_jobs("*"):
+        seen.setdefault(job.user, []).extend(filter(None, (job.launch_time,)))
+    for attempt in await cluster.attempts(since_s=now - since):
+        seen.setdefault(attempt.user, []).append(attempt.queued_at or attempt.placed_at)
+    for reservation in await cluster.reservation_history(since_s=now - since):
+        seen.setdefault(reservation.user, []).append(reservation.created_at)
+    for user in known.values():
+        seen.setdefault(user.user, []).extend(filter(None, (user.created_at, user.seen_at)))
+    held = {one.key: one for one in await cluster.history("user", since_s=now - since)}
+    return [_user(name, times, known.get(name), held.get(name)) for name, times in sorted(seen.items())]
+
+
+def _user(name: str, times: Sequence[float], known: UserInfo | None, held: UsageSum | None) -> tuple[Any, ...]:
+    used = (held.jobs, held.attempts, held.held.cpu, held.held.memory_gib, held.held.all_chips) if held else (0,) * 5
+    role, created_at = (known.role, known.created_at) if known is not None else (None, None)
+    return name, role, created_at, min(times, default=None), max(times, default=None), *used
+
+
 async def _actors(cluster: Cluster, since: float) -> Rows:
     return [
         (
@@ -173,6 +203,7 @@ READERS: Mapping[str, Callable[[Cluster, float], Awaitable[Rows]]] = {
     "nodes": _nodes,
     "events": _events,
     "usage": _usage,
+    "users": _users,
     "actors": _actors,
     "capacity": _capacity,
     "reservations": _reservations,
