@@ -151,6 +151,7 @@ def starve(nodes: int, queued: int, seed: int) -> dict[str, Any]:
             "p99_ms": statistics.quantiles(times, n=100)[98] * 1e3,
             "over_20_ms": sum(time_s > 0.02 for time_s in times),
             "max_ms": times[-1] * 1e3,
+            "cpu_s": sum(times),
         }
     return figures
 

@@ -14,6 +14,7 @@ from fray.model.policy.priority import Band
 from fray.model.specs import EndReason, JobSpec, TerminationPolicy
 from fray.scheduler.backfill import start_plan
 from fray.scheduler.backfill.start_plan import MARGIN_S, ends_at, make_plan
+from fray.scheduler.placement.placement import FEW_MACHINES
 from fray.scheduler.pool.requests import nodes_of
 from fray.scheduler.queue import queue
 from fray.scheduler.queue.applicant import Applicant
@@ -344,6 +345,25 @@ def test_no_plan_uses_machines_held_for_an_earlier_applicant() -> None:
     assert list(plan.shares) == ["n2"]
     assert plan.at is not None
     assert plan.at > 600.0
+
+
+def test_what_waits_behind_a_hold_on_all_machines_is_tried_when_the_hold_is_gone() -> None:
+    scheduler = Cluster(policy=Policy(preemption=Preemption(enabled=False)))
+    scheduler.driver()
+    for number in range(2 * FEW_MACHINES):
+        scheduler.node(f"n{number}", cpu=4)
+    scheduler.launch(*(job(f"runs{number}", demand(2)) for number in range(4 * FEW_MACHINES)))
+    late = [f"late{number}" for number in range(2 * FEW_MACHINES)]
+    scheduler.launch(job("whole", demand(4)), job("early", demand(3)), *(job(name, demand(1)) for name in late))
+    scheduler.now = 100.0  # all of them are starving now, and the first one holds all machines
+    for number in range(0, 4 * FEW_MACHINES, 2):
+        scheduler.see(f"runs{number}:0:0", ended())
+    assert len(scheduler.state.queue.held_machines["whole"].nodes) == 2 * FEW_MACHINES
+    assert not set(late) & set(placed(scheduler))
+    scheduler.terminate("whole")
+    assert not set(late) & set(placed(scheduler))  # the other one holds them now
+    scheduler.terminate("early")
+    assert set(late) <= set(placed(scheduler))
 
 
 def test_after_a_restart_the_plan_is_made_again_from_the_rows(scheduler: Cluster) -> None:

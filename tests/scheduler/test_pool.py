@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fray.model.resources import Capacity, Demand, Device
-from fray.scheduler.pool.machine_index import MAX_LOG
+from fray.scheduler.pool.machine_index import MAX_LOG, MAX_PARTS
 from fray.scheduler.pool.pool import (
     Machine,
     MachinePool,
@@ -181,6 +181,18 @@ def test_an_index_that_was_empty_at_first_sees_every_change(changes: int) -> Non
     for _ in range(changes):
         pool.take("n1", demand(0.001), ())
     assert place_members(pool, demand(2), 1) is None
+
+
+def test_an_index_that_was_not_used_for_long_sees_every_change() -> None:
+    pool = MachinePool()
+    for name in ("n1", "n2"):
+        pool.add(name, capacity(4), open=False)
+    assert (pool.held_now(demand(2)), pool.usable(demand(2))) == (0, {})
+    pool.set_open("n1", True)
+    for _ in range((MAX_PARTS + 3) * MAX_LOG):  # meanwhile the oldest parts of the log are joined
+        pool.take("n2", demand(0), ())
+    pool.set_open("n2", True)
+    assert (pool.held_now(demand(2)), pool.usable(demand(2))) == (4, {"n1": 2, "n2": 2})
 
 
 def test_devices_given_back_are_given_out_in_the_machines_order_again() -> None:

@@ -67,8 +67,6 @@ def place_waiting(state: State, out: EffectBuffer) -> None:
     queue.work = 0
     pool.now = state.now
     state.rank_by_time()
-    # The last pass ended early, as all machines were held: what was freed then was not offered to later applicants.
-    pool.freed.update((name, None) for name in queue.skipped_machines if name in pool.machines)
     # Passes are repeated until they change nothing. Victims are sought only then: a search costs more than a pass, and
     # a victim whose attempts have not started ends at once, which makes another pass worth it.
     again = _is_pass_due(state)
@@ -77,11 +75,14 @@ def place_waiting(state: State, out: EffectBuffer) -> None:
         if not again and not _search_preemption(state, out):
             break
         again = True
-    # Kept for the next pass only if this one left applicants out.
-    queue.skipped_machines = dict(pool.freed) if queue.was_cut_short and queue else {}
+    # Kept only while passes leave applicants out: what was freed was not offered to those.
+    if queue.was_cut_short and queue:
+        queue.skipped_machines.update(pool.freed)
+    else:
+        queue.skipped_machines = {}
     if not queue:
         state.start_plans.clear()
-        queue.held_machines = {}
+        queue.held_machines, queue.last_holder = {}, ""
     pool.freed.clear()
     for reservation_id in state.changed_pools:
         state.reservation_pools[reservation_id].freed.clear()
@@ -111,6 +112,7 @@ def _is_pass_due(state: State) -> bool:
         or queue.in_reservations
         or queue.held_machines
         or pool.freed
+        or queue.skipped_machines
         or queue.seen_version != pool.version
     )
     # Held machines alone would make a pass due in every step: the same inputs give the same result.
@@ -135,13 +137,19 @@ class PlacementPass:
             # Reservations could release units on freed machines: each applicant may request that again.
             self.queue.refused.update(dict.fromkeys(self.queue.waiting))
         self.holds = MachineHolds(state)
-        freed = [machine for name in self.pool.freed if (machine := self.pool.machines[name]).is_open]
-        self.has_many_freed = len(freed) > FEW_MACHINES
-        """True if more machines were freed than can be examined one by one."""
+        freed, skipped = self.pool.freed, self.queue.skipped_machines
+        self.has_many_skipped = bool(self.queue.last_holder) or len(skipped) > FEW_MACHINES
+        """True if shapes that the last pass did not come to may fit on many machines."""
+        if not self.has_many_skipped:
+            freed = freed | skipped
+        machines = self.pool.machines
+        open_machines = [one for name in freed if (one := machines.get(name)) is not None and one.is_open]
+        self.has_many_freed = len(open_machines) > FEW_MACHINES
+        """True if so many were freed in this step."""
         self.freed_rooms = (
             # Without what is claimed: every shape that fits a victim's machine would be tried there, only to be
             # refused.
-            [] if self.has_many_freed else [(machine, self.holds.unclaimed(machine)) for machine in freed]
+            [] if self.has_many_freed else [(machine, self.holds.unclaimed(machine)) for machine in open_machines]
         )
         """Freed machines, with what of them was not claimed when the pass began."""
         self.claiming_shapes = {self.queue.waiting[shape]: None for shape in self.holds.claiming_shapes()}
@@ -154,9 +162,12 @@ class PlacementPass:
         self.later_phases: dict[QuotaStatus, None] = {}
         """Quota statuses of applicants that come later in this band."""
         self.is_cut_short = False
-        self._claimed: tuple[str, ...] = ()
+        self.last_holder = ""
+        """Applicant with whose hold all machines were held."""
+        self._blocked_claims: dict[str, None] = {}
+        self._claim_changes = -1
         self._claimants_by_shape: dict[PlacementShape, list[str]] = {}
-        """Applicants with these claims, by shape."""
+        """Applicants with claims, by shape, after that many changes of claims."""
         self.placed_claimant = False
         """True if a claimant was placed since the walk last asked."""
         self.had_holds = bool(self.queue.held_machines or state.claims)
@@ -176,7 +187,7 @@ class PlacementPass:
         elif self.is_full:
             self._walk_to_end(None)
         # Nothing was freed: what is placed only takes room, so the candidates are determined once.
-        elif not self.freed_rooms and not self.has_many_freed:
+        elif not (self.freed_rooms or self.has_many_freed or self.has_many_skipped):
             self._walk_to_end(self._candidates(fresh))
         else:
             while self._walk(self._candidates(fresh), self._stop_when_placed):
@@ -190,6 +201,7 @@ class PlacementPass:
         if queue.is_unfinished:
             preemption.continue_next_step(state)
         queue.was_cut_short, queue.held_machines = self.is_cut_short, self.holds.held_machines
+        queue.last_holder = self.last_holder
         queue.last_inputs = state.placement_inputs()
         freer = _freed_counts(self.state) != self.freed_before
         return freer or queue.seen_version != self.pool.version or bool(queue.untried)
@@ -197,6 +209,10 @@ class PlacementPass:
     def _release_holds(self, before: Mapping[str, HeldMachines]) -> None:
         """Mark machines that are no longer held as freed."""
         for applicant_id, held in before.items():
+            # Only shapes that the last pass did not come to were refused these machines (`has_many_skipped`). To try
+            # all claimants again whenever this applicant changes would be most of the work.
+            if applicant_id == self.queue.last_holder:
+                continue
             now = self.holds.held_machines.get(applicant_id)
             names = held.nodes if now is None else [name for name in held.nodes if name not in now.nodes]
             if names and (not held.reservation or held.reservation in self.state.reservation_pools):
@@ -206,7 +222,7 @@ class PlacementPass:
 
     def _candidates(self, fresh: Iterable[TenantShapeQueue]) -> list[WaitingShape] | None:
         """Return shapes that could fit now and did not before, and starving ones; None if those are most of all."""
-        if self.has_many_freed:
+        if self.has_many_freed or self.has_many_skipped:
             return None
         found = {
             lane.waiting: None
@@ -253,10 +269,13 @@ class PlacementPass:
         # tried.
         if want.failed_version != version or (self.had_holds and lane.failed_version != version):
             return True
-        if self.has_many_freed:
-            return True
         if want.unchanged_in_pass == self.pass_number:
             return False
+        # A shape that waits for victims was compared with the skipped machines in the last pass, if that came to it.
+        # There may be hundreds of these; of others few are tried until all machines are held.
+        was_examined = want.examined_in_pass >= self.pass_number - 1 and self._waits_for_victims(lane)
+        if self.has_many_freed or (self.has_many_skipped and not was_examined):
+            return True
         for machine, capacity in self.freed_rooms:
             if _has_room(machine, want) and (want in self.claiming_shapes or _may_fit(capacity, want)):
                 return True
@@ -300,12 +319,12 @@ class PlacementPass:
     # Trying
 
     def _walk(self, shapes: Sequence[WaitingShape] | None, until: Callable[[bool], bool] | None = None) -> bool:
-        """Try queues of these shapes (None for all) in order.
+        """Try queues of these shapes (None for all, until the pass is cut short) in order.
 
         Args:
             until: function of whether a try succeeded; True ends the walk, and is returned.
         """
-        if shapes is not None and not shapes:
+        if not shapes if shapes is not None else self.is_cut_short:
             return False
         for rank in sorted(self.queue.tenants):
             # Within a band, applicants of all tenants that are within their quotas come before the first that borrows.
@@ -318,6 +337,9 @@ class PlacementPass:
                     placed = self._try_lane(lane)
                     if until is not None and until(placed):
                         return True
+                    # Only exempt queues are left, which are tried by themselves: the others may be thousands.
+                    if shapes is None and self.is_cut_short:
+                        return False
         return False
 
     def _walk_to_end(self, shapes: Sequence[WaitingShape] | None) -> None:
@@ -355,6 +377,8 @@ class PlacementPass:
         """Place the applicants of a refused shape whose claimed machines are free; return whether there were any."""
         state = self.state
         for applicant_id in self._claimants(want.shape):
+            if self._is_claim_blocked(applicant_id):
+                continue
             applicant = self.queue.applicants[applicant_id]
             tenant = self.queue.lane_of(applicant).tenant_queue.tenant
             if quota_status(state.shares, tenant, want)[0] is QuotaStatus.WAITS:
@@ -368,16 +392,32 @@ class PlacementPass:
     def _claimants(self, shape: PlacementShape) -> list[str]:
         """Return the waiting applicants of this shape that have claims, in the order of the claims."""
         # Asked for each refused shape, of which there may be hundreds, as there may be of claims; these seldom change.
-        if (claimed := tuple(self.state.claims)) != self._claimed:
-            self._claimed, self._claimants_by_shape = claimed, {}
-            for each in claimed:
+        if self.state.claim_changes != self._claim_changes:
+            self._claim_changes, self._claimants_by_shape = self.state.claim_changes, {}
+            for each in self.state.claims:
                 if (applicant := self.queue.applicants.get(each)) is not None:
                     self._claimants_by_shape.setdefault(applicant.shape, []).append(each)
         return [each for each in self._claimants_by_shape.get(shape, ()) if each in self.queue]
 
+    def _waits_for_victims(self, lane: TenantShapeQueue) -> bool:
+        applicant_id = lane.head[-1]
+        return applicant_id in self.state.claims and self._is_claim_blocked(applicant_id)
+
+    def _is_claim_blocked(self, applicant_id: str) -> bool:
+        """Return whether a claim surely has to wait for the end of a victim; found out once in a pass."""
+        if applicant_id not in self._blocked_claims:
+            if not preemption.is_claim_blocked(self.state, self.state.claims[applicant_id]):
+                return False
+            self._blocked_claims[applicant_id] = None
+        return True
+
     def _on_refused(self, want: WaitingShape, applicant: Applicant) -> None:
         self.noted_refusals[want] = None
-        self.starving_count += is_starving(self.state, applicant)
+        if applicant.id in self.state.claims:
+            if self._is_claim_blocked(applicant.id):
+                return  # its machines are held by the claim
+        elif is_starving(self.state, applicant):
+            self.starving_count += 1
         plan = self.holds.on_refused(applicant)
         if self.holds.is_out_of_work:
             # Its plan is made in the next step. Whatever is placed behind it now could be in its way.
@@ -386,7 +426,8 @@ class PlacementPass:
         if preemption.try_preempt(self.state, self.out, applicant, self.holds, plan):
             self.holds.on_claimed(applicant)
         # The rest of the queue could place nothing any more, and need not be walked: it may have 100,000 entries.
-        self.is_cut_short = self.holds.holds_all()
+        if not self.last_holder and self.holds.holds_all():
+            self.last_holder, self.is_cut_short = applicant.id, True
 
     def _place(self, lane: TenantShapeQueue, applicant: Applicant) -> bool:
         want, state = lane.waiting, self.state

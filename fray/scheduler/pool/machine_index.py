@@ -35,7 +35,9 @@ Entry: TypeAlias = tuple[int, int, NodeName]
 CHUNK_ENTRIES = 256
 """Entries of a chunk: moving that many costs less than searching for them."""
 MAX_LOG = 1024
-"""Changes after which each listener copies what it has not examined, so that the log can be truncated."""
+"""Changes after which the log is truncated, see `ChangeLog`."""
+MAX_PARTS = 8
+"""Number of truncated parts that a log keeps; older ones are joined."""
 
 
 # Demands that differ in amounts only share a filter, and with it an index of the machines that pass.
@@ -85,41 +87,77 @@ class AttributeFilter:
 EVERYWHERE = AttributeFilter()
 
 
+class ChangeLog:
+    """Names of machines that have changed: the newest in order, the older ones by truncated parts.
+
+    Parts are shared by all listeners that have not read them: a copy for each of hundreds would cost more than the
+    changes. Joined parts may have names that a listener knows already: to examine a machine again is harmless.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[NodeName] = []
+        self.truncations = 0
+        self._parts: list[tuple[int, dict[NodeName, None]]] = []
+        """Number of the truncation, and the names before it."""
+
+    def truncate(self) -> None:
+        """Move all names to a part of their own."""
+        self.truncations += 1
+        # Names, not entries: a machine that has changed a hundred times is examined once.
+        self._parts.append((self.truncations, dict.fromkeys(self.names)))
+        self.names.clear()
+        if len(self._parts) > MAX_PARTS:
+            (_, older), (number, newer) = self._parts[:2]
+            self._parts[:2] = [(number, older | newer)]
+
+    def since(self, truncations: int) -> dict[NodeName, None]:
+        """Return the names in the parts after that many truncations."""
+        found: dict[NodeName, None] = {}
+        for number, names in self._parts:
+            if number > truncations:
+                found |= names
+        return found
+
+
 class PoolListener:
     """Base of indexes that examine changed machines when they are used."""
 
     def __init__(self, filter: AttributeFilter, machines: Mapping[NodeName, Machine]) -> None:
         self.log_position = 0
-        """Position in the pool's log."""
-        self.missed_truncations = 0
-        """Number of truncations of the log since it was last used."""
+        """Number of the names in the pool's log that it has examined."""
+        self.truncations = 0
+        """Number of truncations of the log before these names."""
+        self.used_at = 0
+        """Number of truncations of the log when it was last used."""
         # Attributes of a machine never change while it is in the pool: it is tested once (`_passes`).
         self._test = filter.test() if filter != EVERYWHERE else None
         self._machines = machines
         self._pending: dict[NodeName, None] = {}
         self._passes: dict[NodeName, bool] = {}
 
-    def on_log_truncated(self, log: list[NodeName]) -> None:
-        """Copy the unread part of the log, which is truncated now."""
-        # Names, not entries: a machine that has changed a hundred times is examined once.
-        self._pending.update(dict.fromkeys(log[self.log_position :]))
-        self.log_position = 0
-        self.missed_truncations += 1
+    def start(self, log: ChangeLog) -> None:
+        """Begin at the end of the log: all machines have been examined."""
+        self.log_position, self.truncations, self.used_at = len(log.names), log.truncations, log.truncations
+
+    def before_truncation(self, log: ChangeLog) -> None:
+        """Copy the rest of the log, which is truncated now, if a part of it was examined."""
+        if self.log_position:
+            self._pending.update(dict.fromkeys(log.names[self.log_position :]))
+            self.log_position, self.truncations = 0, log.truncations + 1
 
     def forget(self, name: NodeName) -> None:
         """Drop what is known of a machine's attributes, as it was replaced."""
         self._passes.pop(name, None)
 
-    def catch_up(self, log: list[NodeName]) -> None:
+    def catch_up(self, log: ChangeLog) -> None:
         """Examine all machines that have changed."""
-        self.missed_truncations = 0
         # Only what has changed since its last use, however many machines there are.
-        news: Iterable[NodeName] = log[self.log_position :]
-        self.log_position = len(log)
-        # Together with what was copied when the log was truncated: each machine is examined once.
-        if self._pending:
-            self._pending.update(dict.fromkeys(news))
-            news, self._pending = self._pending, {}
+        news: Iterable[NodeName] = log.names[self.log_position :]
+        # Together with what was truncated meanwhile: each machine is examined once.
+        if self._pending or self.truncations != log.truncations:
+            news = self._pending | log.since(self.truncations) | dict.fromkeys(news)
+            self._pending = {}
+        self.start(log)
         for name in news:
             machine = self._machines.get(name)
             self._update(name, machine if machine is not None and machine.is_open and self._admitted(machine) else None)
@@ -384,6 +422,16 @@ class FitCounter(PoolListener):
 
 class UsableCounter(FitCounter):
     """Count of the members that would fit if these machines were empty."""
+
+    def __init__(self, demand: Demand, machines: Mapping[NodeName, Machine]) -> None:
+        super().__init__(demand, machines)
+        self._counted: dict[NodeName, Machine | None] = {}
+
+    def _update(self, name: NodeName, machine: Machine | None) -> None:
+        # What runs on it does not matter: nearly all changes are of no interest.
+        if name not in self._counted or self._counted[name] is not machine:
+            self._counted[name] = machine
+            super()._update(name, machine)
 
     def _count(self, machine: Machine) -> int:
         return held_empty(self._demand, machine)

@@ -43,6 +43,7 @@ from fray.scheduler.pool.machine import (
 from fray.scheduler.pool.machine_index import (
     MAX_LOG,
     AttributeFilter,
+    ChangeLog,
     FitCounter,
     Locality,
     PoolListener,
@@ -99,8 +100,7 @@ class MachinePool:
         self.changes = 0
         """Count of the changes of any machine."""
         self.slices = Slices(self.machines)
-        self._log: list[NodeName] = []
-        """Names of machines that have changed, in order; truncated from time to time."""
+        self._log = ChangeLog()
         self._variants: dict[Variant, int] = {}
         """Number of machines by variant of their devices."""
         self._by_attribute: dict[tuple[str, str], dict[NodeName, None]] = {}
@@ -434,23 +434,24 @@ class MachinePool:
     def _changed(self, name: NodeName) -> None:
         self.changes += 1
         # A change costs one line. Indexes read the log when they are used, so that unused ones cost nothing.
-        self._log.append(name)
-        if len(self._log) > MAX_LOG:
+        names = self._log.names
+        names.append(name)
+        if len(names) > MAX_LOG:
             self._truncate_log()
 
     def _all_changed(self, names: list[NodeName]) -> None:
         self.changes += len(names)
-        self._log.extend(names)
-        if len(self._log) > MAX_LOG:
+        self._log.names.extend(names)
+        if len(self._log.names) > MAX_LOG:
             self._truncate_log()
 
     def _truncate_log(self) -> None:
         for listener in (self.slices, *self._listeners.values()):
-            listener.on_log_truncated(self._log)
-        self._log.clear()
+            listener.before_truncation(self._log)
+        self._log.truncate()
         # Only here, where all of them are visited anyway: the half that was not used for longest goes.
         if len(self._listeners) > MAX_LISTENERS:
-            by_use = sorted(self._listeners, key=lambda key: self._listeners[key].missed_truncations)
+            by_use = sorted(self._listeners, key=lambda key: -self._listeners[key].used_at)
             for key in by_use[MAX_LISTENERS // 2 :]:
                 del self._listeners[key]
             # It refers to orders that were dropped.
@@ -461,7 +462,7 @@ class MachinePool:
         known = self._listeners.get(key)
         if known is None:  # not `not known`: an index without machines is falsy
             known = self._listeners[key] = make()
-            known.log_position = len(self._log)
+            known.start(self._log)
         else:
             known.catch_up(self._log)
         found: F = known  # type: ignore[assignment]  # the key determines the class

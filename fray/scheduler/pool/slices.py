@@ -27,6 +27,7 @@ from fray.scheduler.pool.machine import (
 from fray.scheduler.pool.machine_index import (
     EVERYWHERE,
     AttributeFilter,
+    ChangeLog,
     Locality,
     PoolListener,
 )
@@ -128,7 +129,7 @@ class Slices(PoolListener):
                 del self.members[id], self._slices[id]
         self._stale = {}
 
-    def could_hold(self, demand: Demand, hosts: int, wanted: int, log: list[NodeName]) -> bool:
+    def could_hold(self, demand: Demand, hosts: int, wanted: int, log: ChangeLog) -> bool:
         """Return whether that many slices could be given if all were empty."""
         self.catch_up(log)
         if self._stale:
@@ -141,7 +142,7 @@ class Slices(PoolListener):
         return wanted <= 0
 
     def usable(
-        self, demand: Demand, hosts: int, log: list[NodeName], closed: Container[NodeName], place: Locality | None
+        self, demand: Demand, hosts: int, log: ChangeLog, closed: Container[NodeName], place: Locality | None
     ) -> list[Slice]:
         """Return the slices that can be given now, without regard to ports."""
         self.catch_up(log)

@@ -123,6 +123,11 @@ class WaitingShape:
     unchanged_in_pass: int = -1
     """Number of the pass in which nothing had changed for it."""
 
+    @property
+    def examined_in_pass(self) -> int:
+        """Return the number of the last pass that tried it, or found that nothing had changed for it."""
+        return max(self.refused_in_pass, self.unchanged_in_pass)
+
     def count_waiting(self) -> int:
         """Return how many applicants wait with it."""
         return sum(len(lane.entries) for lane in self.lanes.values())

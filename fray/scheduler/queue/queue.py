@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from attrs import fields
 
-from fray.model.ids import NodeName
+from fray.model.ids import AttemptId, NodeName
 from fray.model.resources import Demand
 from fray.model.specs import JobSpec
 from fray.scheduler.pool.requests import request_of
@@ -57,9 +57,12 @@ class Queue:
         self.in_reservations: dict[TenantShapeQueue, None] = {}
         """Shape queues that take machines of a reservation."""
         self.skipped_machines: dict[NodeName, None] = {}
-        """Machines that were freed while all were held for the first applicants: others were not tried there."""
+        """Machines that were freed in earlier steps while all were held for the first applicants: others were not
+        tried there."""
         self.was_cut_short = False
         """True if the last pass ended early, as all machines were held."""
+        self.last_holder = ""
+        """Applicant with whose hold all machines were held in it."""
         self.held_machines: dict[str, HeldMachines] = {}
         """Machines the last pass held, by applicant, in order."""
         self.last_inputs: object = None
@@ -68,6 +71,8 @@ class Queue:
         """Version of the pool at the last pass."""
         self.pass_number = 0
         """Number of the last pass."""
+        self.claim_blockers: dict[str, tuple[NodeName, AttemptId]] = {}
+        """Ending attempts for which claims were found to wait, by the applicant of the claim (`preemption`)."""
         self.preemption_candidates: dict[TenantShapeQueue, None] = {}
         """Shape queues with new applicants that may preempt others, until `preemption` clears it."""
         self.work = 0

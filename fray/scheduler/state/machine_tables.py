@@ -76,6 +76,8 @@ class MachineTables:
         self.job_groups: dict[str, JobGroupRow] = {}
         self.claims: dict[str, CapacityClaim] = {}
         """Claims by applicant."""
+        self.claim_changes = 0
+        """Count of the claims that were made and dropped."""
         self.usage: dict[str, Usage] = {}
         """Past use of tenants, by key of the account (see `fair_share`)."""
         # Keys and not rows: a row that changes ten times in a batch is written once, as it is at the end.
@@ -392,6 +394,23 @@ class MachineTables:
     def pool_for(self, reservation_id: ReservationId) -> MachinePool:
         """Return the pool of a reservation, or the cluster's if the id is empty."""
         return self.reservation_pools[reservation_id] if reservation_id else self.pool
+
+    def put_claim(self, claim: CapacityClaim) -> None:
+        self.claims[claim.applicant] = claim
+        self.claim_changes += 1
+        self.touch("claim", claim.applicant)
+
+    def drop_claim(self, applicant_id: str) -> None:
+        """Drop a claim and mark its machines as freed, since others may use them now."""
+        claim = self.claims.pop(applicant_id)
+        self.claim_changes += 1
+        self.queue.claim_blockers.pop(applicant_id, None)
+        if not claim.reservation or claim.reservation in self.reservation_pools:
+            self.pool_for(claim.reservation).mark_freed(share.node for share in claim.shares)
+        # Its applicant may fit elsewhere, or find other victims.
+        if applicant_id in self.queue:
+            self.queue.retry(applicant_id)
+        self.touch("claim", applicant_id)
 
     def add_reservation(self, reservation: ReservationRow) -> None:
         self.reservations[reservation.id] = reservation

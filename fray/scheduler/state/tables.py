@@ -34,7 +34,6 @@ from fray.scheduler.state.rows import (
     ActorRegistration,
     ActorTombstone,
     AttemptRow,
-    CapacityClaim,
     JobGroupRow,
     JobRow,
     JobTombstone,
@@ -520,20 +519,6 @@ class Tables(MachineTables):
     def _set_wait_limit(self, job: JobRow, since: float) -> None:
         limit_s = job.spec.wait_limit_s
         self.timers.set(("wait", job.job_id), None if limit_s is None else since + limit_s)
-
-    def put_claim(self, claim: CapacityClaim) -> None:
-        self.claims[claim.applicant] = claim
-        self.touch("claim", claim.applicant)
-
-    def drop_claim(self, applicant_id: str) -> None:
-        """Drop a claim and mark its machines as freed, since others may use them now."""
-        claim = self.claims.pop(applicant_id)
-        if not claim.reservation or claim.reservation in self.reservation_pools:
-            self.pool_for(claim.reservation).mark_freed(share.node for share in claim.shares)
-        # Its applicant may fit elsewhere, or find other victims.
-        if applicant_id in self.queue:
-            self.queue.retry(applicant_id)
-        self.touch("claim", applicant_id)
 
     # Job groups
 
