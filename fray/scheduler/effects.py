@@ -296,7 +296,6 @@ Event: TypeAlias = (
     | LaunchRequested
     | TerminateRequested
     | RequeueRequested
-    | RequeueRequested
     | NodeJoined
     | NodeReported
     | NodeSilent

@@ -116,6 +116,7 @@ EXAMPLES: Mapping[type, Event] = {
         events.NameRegistered(session="d", ref=9, register=Register(endpoint=ENDPOINT)),
         events.NameUnregistered(session="d", ref=9, actor_id="a1"),
         events.CheckpointTaken(session="d", ref=9, number=1, location="x"),
+        events.RequeueRequested(session="d", ref=9, generations={"one-1": 0}, reason=""),
         events.WaitReported(session="d", ref=9, waiting=True),
         events.MachineAnswered(name="u1"),
         events.MachinesListed(provider="process"),
