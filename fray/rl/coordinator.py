@@ -168,9 +168,9 @@ class Coordinator:
             task, attempt = lease.task, self._state.attempts_of(lease.task)
             is_validation = task.epoch == VALIDATION
             row = self._validation_rows[task.row] if is_validation else self._row(task.row)
-            grants.append(
-                TaskGrant(lease.number, task.task_id, task.group_id, attempt, row, task.samples, is_validation)
-            )
+            ids = lease.number, task.task_id, task.group_id
+            version = self._state.record.weights.rollout.number
+            grants.append(TaskGrant(*ids, attempt, row, task.samples, is_validation, version))
         return grants
 
     def _row(self, index: int) -> dict[str, Any]:

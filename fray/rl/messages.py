@@ -30,6 +30,8 @@ class TaskGrant:
     """Number of scores that the episode returns."""
     is_validation: bool = False
     """True for a task of the validation data."""
+    version: int = 0
+    """Number of updates of the weights that servers had when it was leased."""
 
 
 @frozen

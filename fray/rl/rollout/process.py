@@ -175,8 +175,9 @@ class RolloutProcess:
 
     async def _roll_out(self, grant: TaskGrant) -> None:
         posts = PostQueue(EPISODE_POSTS)
-        # Of this task alone, which ends with the episode.
-        episode_posts.set(EpisodePosts(posts, self._servers.newest_version))
+        # The table of servers comes with another call, and may be older than the grant. The variable is of this Trio
+        # task alone, which ends with the episode.
+        episode_posts.set(EpisodePosts(posts, max(grant.version, self._servers.newest_version)))
         result = evolve(await self._result_of(grant), posts=posts.fetch())
         del self._running[grant.lease]
         self._results.append(result)
