@@ -65,7 +65,7 @@ async def test_a_batch_is_there_when_its_last_sample_is(autojump_clock: Any) -> 
     assert (version, is_due, target) == (VersionName(0, 1), True, VersionName(0, 1))
     assert await run.finish_sync(version)
     assert not await run.finish_sync(version)
-    # A process may be told of the servers' new weights after its next tasks.
+    # A process may learn of the servers' new weights after its next tasks.
     assert [grant.version for grant in [*grants, *await run.take_tasks("w", 9)]] == [0] * 4 + [1] * 4
 
 
