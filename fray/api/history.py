@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 from attrs import evolve
 
@@ -40,6 +41,8 @@ DEFAULT_S = 7 * 86_400.0
 PERIODS_AT_ONCE = 1_440
 """Periods that the controller is asked for at a time: of a minute, those of a day."""
 
+PageT = TypeVar("PageT", AttemptPage, ReservationPage)
+
 
 class HistoryQueries:
     """Queries of a `Cluster` about its past. Users with the role ``user`` get what is their own."""
@@ -66,14 +69,8 @@ class HistoryQueries:
         """
         query = GetAttempts(user=user, namespace=namespace, job=job, node=node, since=_time_before(since_s))
         # By id: one that ends between two pages is on both, with its end on the second.
-        found: dict[str, AttemptRecord] = {}
-        while True:
-            page = await self._runtime.client.request(query)
-            assert isinstance(page, AttemptPage)
-            found |= {one.attempt_id: one for one in page.attempts}
-            if not page.cursor:
-                break
-            query = evolve(query, cursor=page.cursor)
+        pages = await self._pages(query, AttemptPage)
+        found = {one.attempt_id: one for page in pages for one in page.attempts}
         in_time = (one for one in found.values() if one.ended_at is None or one.ended_at >= query.since)
         return sorted(in_time, key=lambda one: (one.placed_at, one.attempt_id))
 
@@ -102,13 +99,18 @@ class HistoryQueries:
         """
         query = GetReservationHistory(since=_time_before(since_s))
         # One that ends between two pages is on both, with its end on the second.
-        found: dict[tuple[str, float], RecordedReservation] = {}
+        pages = await self._pages(query, ReservationPage)
+        found = {(one.reservation_id, one.created_at): one for page in pages for one in page.reservations}
+        return sorted(found.values(), key=lambda one: (one.created_at, one.reservation_id))
+
+    async def _pages(self, query: GetAttempts | GetReservationHistory, kind: type[PageT]) -> list[PageT]:
+        pages: list[PageT] = []
         while True:
             page = await self._runtime.client.request(query)
-            assert isinstance(page, ReservationPage)
-            found |= {(one.reservation_id, one.created_at): one for one in page.reservations}
+            assert isinstance(page, kind)
+            pages.append(page)
             if not page.cursor:
-                return sorted(found.values(), key=lambda one: (one.created_at, one.reservation_id))
+                return pages
             query = evolve(query, cursor=page.cursor)
 
     async def find_events(

@@ -81,9 +81,14 @@ class MachineCluster:
         return "\n".join(f"  {line}" for line in lines[-LAST_LINES:])
 
 
+def state_directory() -> Path:
+    """Return ``~/.local/state/fray`` (``XDG_STATE_HOME`` counts)."""
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser().absolute() / "fray"
+
+
 def default_directory() -> Path:
-    """Return ``~/.local/state/fray/up`` (``XDG_STATE_HOME`` counts)."""
-    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser().absolute() / "fray" / "up"
+    """Return the directory of the cluster of this machine, ``up`` in `state_directory`."""
+    return state_directory() / "up"
 
 
 def read_cluster(directory: Path) -> MachineCluster | None:

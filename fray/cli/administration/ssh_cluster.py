@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import os
 import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ from fray.cli.formatting import span, table
 from fray.cli.nodes import state_of
 from fray.cli.output import can_ask, confirmed, note, say, say_json, width
 from fray.cli.target import open_target
+from fray.deploy.daemons import state_directory
 from fray.deploy.ssh.hosts_file import HostsFile, SshHost, read_hosts_file
 from fray.deploy.ssh.own_wheel import make_own_wheel
 from fray.deploy.ssh.rollout import HostOutcome, JoinedNodes, Rollout, since
@@ -157,9 +157,8 @@ async def _may_end(file: HostsFile, options: argparse.Namespace) -> bool:
 
 def _token_file(file: HostsFile) -> Path:
     """Return where this machine keeps the token of a controller that it has started on a host."""
-    home = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser().absolute()
     # One for each controller; the address has characters that names of files have not.
-    return home / "fray" / "ssh" / hashlib.sha256(file.controller.spec.encode()).hexdigest()[:12] / "token"
+    return state_directory() / "ssh" / hashlib.sha256(file.controller.spec.encode()).hexdigest()[:12] / "token"
 
 
 def _known_token_file(file: HostsFile) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attrs import define
+from attrs import asdict, define
 
 from fray.model.messages.history import CapacitySample
 from fray.scheduler.lifecycle import NodePhase
@@ -48,18 +48,7 @@ def capacity_samples(state: Tables, now: float) -> tuple[CapacitySample, ...]:
             found.quarantined += part.quarantined
             found.closed += part.closed
     return tuple(
-        CapacitySample(
-            at=now,
-            kind=kind,
-            zone=zone,
-            total=found.total,
-            used=found.used,
-            reserved=found.reserved,
-            idle=found.idle,
-            quarantined=found.quarantined,
-            closed=found.closed,
-        )
-        for (kind, zone), found in sorted(sums.items())
+        CapacitySample(at=now, kind=kind, zone=zone, **asdict(found)) for (kind, zone), found in sorted(sums.items())
     )
 
 
