@@ -5,7 +5,9 @@ wait, as they need more than any machine has. Then:
 
 - **rest**: CPU time of controller and dashboard for a while, with no page and with one (the overview);
 - **first**: time from an address to the first rows that are drawn, and to all of them, for jobs and for machines;
-- **update**: time from the launch of a job, once accepted, to its row.
+- **update**: time from the launch of a job, once accepted, to its row, and until which moment of it which leg lasts:
+  until `fray dashboard` has sent the row, until the page's script has it, and until it is drawn; and from the cordon of
+  a machine, once accepted, until its row says so.
 
 CPU time is that of the processes. Where other programs share the cores, the other times contain that.
 """
@@ -15,15 +17,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from signal import SIGKILL, SIGTERM
 from statistics import median
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import trio
 
@@ -34,6 +40,26 @@ from fray.net.file_limits import raise_limit
 from tests.support.chromium import Tab, open_tab
 from tests.support.ports import free_port
 
+# Run before the page's own scripts: notes when the first event with a job has come, and when its row is there.
+NOTE_TIMES = """
+window.cameAt = {}; window.drawnAt = {};
+const clock = () => (performance.timeOrigin + performance.now()) / 1000;
+window.EventSource = class extends EventSource {
+  constructor(url) {
+    super(url);
+    this.addEventListener("message", (event) => {
+      const at = clock();
+      for (const [, id] of event.data.slice(0, 100000).matchAll(/\\["(new-[^"]+)"/g)) window.cameAt[id] ??= at;
+    });
+  }
+};
+new MutationObserver(() => {
+  for (const link of document.querySelectorAll("a[title^=new-]")) window.drawnAt[link.title] ??= clock();
+  for (const state of document.querySelectorAll(".row span.cordoned")) {
+    window.drawnAt[state.closest(".row").querySelector("a").innerText] ??= clock();
+  }
+}).observe(document, { childList: true, subtree: true });
+"""
 FAR = ResourceConfig.with_cpu(cpu=1_000, memory="1GB")
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -63,7 +89,9 @@ def end(daemon: ControllerDaemon, dashboard: subprocess.Popen[str] | None) -> No
     daemon.stop(SIGTERM)
 
 
-async def measure(nodes: int, jobs: int, rest_s: float, directory: Path, say: Callable[[str], None]) -> None:
+async def measure(
+    nodes: int, jobs: int, rest_s: float, updates: int, directory: Path, say: Callable[[str], None]
+) -> None:
     """Run all of it."""
     port = free_port()
     daemon, fleet = ControllerDaemon(directory, port), SimulatedFleet(nodes, port, 1e6)
@@ -91,9 +119,21 @@ async def measure(nodes: int, jobs: int, rest_s: float, directory: Path, say: Ca
                 say(f"rest, one page: {await rest(pids, rest_s)}")
                 for view, count in (("jobs", jobs), ("machines", nodes)):
                     say(f"first, {view}: {await first(tab, url, view, count)}")
+                await tab.call("Page.addScriptToEvaluateOnNewDocument", source=NOTE_TIMES)
+                await tab.open("about:blank")
                 await tab.open(url.partition("?")[0] + "#/jobs")
-                took_s = [await update(cluster, tab, f"new-{number}") for number in range(10)]
-                say(f"update: median {1e3 * median(took_s):.0f} ms, longest {1e3 * max(took_s):.0f} ms")
+                await tab.wait_for(f"document.querySelector('#counts')?.innerText.startsWith('{jobs} of')")
+                sent: dict[str, float] = {}
+                await nursery.start(note_rows, url, sent)
+                await trio.sleep(3)
+                took_s = [await update(cluster, tab, sent, f"new-{number}") for number in range(updates)]
+                for leg, values in zip(("sent", "received", "drawn"), zip(*took_s, strict=True), strict=True):
+                    say(f"update, {leg}: median {1e3 * median(values):.0f} ms, longest {1e3 * max(values):.0f} ms")
+                await tab.evaluate("location.hash = '#/machines'")
+                await tab.wait_for(f"document.querySelector('#counts')?.innerText.startsWith('{nodes} of')")
+                names = await tab.evaluate("[...document.querySelectorAll('.row a')].map((link) => link.innerText)")
+                took = [await cordon(cluster, tab, name) for name in names[:updates]]
+                say(f"update of a machine, drawn: median {1e3 * median(took):.0f} ms, longest {1e3 * max(took):.0f} ms")
                 nursery.cancel_scope.cancel()
     finally:
         end(daemon, dashboard)
@@ -117,14 +157,58 @@ async def first(tab: Tab, url: str, view: str, count: int) -> str:
     return f"rows after {1e3 * rows_s:.0f} ms, all {count:,} after {1e3 * (time.perf_counter() - began):.0f} ms"
 
 
-async def update(cluster: fray.Cluster, tab: Tab, name: str) -> float:
-    """Return how long after its launch a job has a row, in seconds."""
+async def update(cluster: fray.Cluster, tab: Tab, sent: dict[str, float], name: str) -> list[float]:
+    """Return how long after its launch the row of a job is sent, received and drawn, in seconds."""
     job = await cluster.launch(JobRequest(name, FAR, Entrypoint.from_binary("true", []), detached=True))
-    began = time.perf_counter()
-    await tab.wait_for(f"document.querySelector('a[title={json.dumps(job.info.job_id)}]')")
-    took_s = time.perf_counter() - began
-    await trio.sleep(0.5)
-    return took_s
+    began, found = time.time(), json.dumps(job.info.job_id)
+    await tab.wait_for(f"window.drawnAt[{found}]")
+    came, drawn = await tab.evaluate(f"[window.cameAt[{found}], window.drawnAt[{found}]]")
+    # Not a multiple of any period.
+    await trio.sleep(random.uniform(0.5, 1.0))
+    return [sent[job.info.job_id] - began, came - began, drawn - began]
+
+
+async def cordon(cluster: fray.Cluster, tab: Tab, name: str) -> float:
+    """Return how long after its cordon the row of a machine says so, in seconds."""
+    await cluster.cordon(name)
+    began, found = time.time(), json.dumps(name)
+    await tab.wait_for(f"window.drawnAt[{found}]")
+    await trio.sleep(random.uniform(0.5, 1.0))
+    return float(await tab.evaluate(f"window.drawnAt[{found}]")) - began
+
+
+async def note_rows(url: str, sent: dict[str, float], *, task_status: trio.TaskStatus[None]) -> None:
+    """Read the stream of jobs as a page does; note when a new job comes first, until cancelled."""
+    async with open_stream(url, "jobs") as stream:
+        task_status.started()
+        async for message in stream:
+            at = time.time()
+            for row in message.get("rows", ()) if message.get("table") == "jobs" else ():
+                sent.setdefault(row[0], at)
+
+
+@asynccontextmanager
+async def open_stream(url: str, tables: str) -> AsyncIterator[AsyncIterator[Any]]:
+    """Open the stream of events that a page with these tables reads; yield its messages."""
+    parts = urlsplit(url)
+    key = parse_qs(parts.query)["key"][0]
+    assert parts.hostname is not None
+    assert parts.port is not None
+    stream = await trio.open_tcp_stream(parts.hostname, parts.port)
+    async with stream:
+        lines = (f"GET /api/live?tables={tables} HTTP/1.1", f"Host: {parts.netloc}", f"Authorization: Bearer {key}")
+        await stream.send_all("\r\n".join([*lines, "", ""]).encode())
+        yield _messages(stream)
+
+
+async def _messages(stream: trio.SocketStream) -> AsyncIterator[Any]:
+    waiting = b""
+    while part := await stream.receive_some(1 << 16):
+        # Chunks are removed by their marks: no event contains a line feed.
+        *events, waiting = (waiting + part).split(b"\n\n")
+        for event in events:
+            if (begin := event.find(b"data: ")) >= 0:
+                yield json.loads(event[begin + 6 :])
 
 
 def main() -> None:
@@ -132,6 +216,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=1_000)
     parser.add_argument("--jobs", type=int, default=10_000)
     parser.add_argument("--rest-s", type=float, default=20.0, help="length of the measurement at rest, in seconds")
+    parser.add_argument("--updates", type=int, default=10, help="jobs launched to measure updates")
     options = parser.parse_args()
     raise_limit()
     # Each launch warns that no machine fits.
@@ -139,7 +224,10 @@ def main() -> None:
     print(f"load of this machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
     with tempfile.TemporaryDirectory() as directory:
         trio.run(
-            measure, options.nodes, options.jobs, options.rest_s, Path(directory), lambda text: print(text, flush=True)
+            measure,
+            *(options.nodes, options.jobs, options.rest_s, options.updates),
+            Path(directory),
+            lambda text: print(text, flush=True),
         )
 
 

@@ -386,7 +386,13 @@ class Cluster(ExplainsMissing, ActorQueries, NodeAdmin, PeopleAdmin, Reservation
         )
 
     async def job_changes(
-        self, since: int = 0, *, limit: int = 500, jobs: Sequence[JobId] = (), namespace: Namespace | None = None
+        self,
+        since: int = 0,
+        *,
+        limit: int = 500,
+        jobs: Sequence[JobId] = (),
+        namespace: Namespace | None = None,
+        wait_s: float = 0.0,
     ) -> Jobs:
         """Return jobs that have changed after an earlier answer, to keep a list of all jobs up to date at the cost of
         its changes; or the present state of some.
@@ -397,11 +403,12 @@ class Cluster(ExplainsMissing, ActorQueries, NodeAdmin, PeopleAdmin, Reservation
             jobs: in place of changes, the state of those of these that the cluster knows: progress, and the reasons of
                 jobs that wait, change without being changes.
             namespace: as for `list_jobs`.
+            wait_s: seconds to wait for a change, at most 10, if there is none yet.
         """
         if jobs:
             query = ListJobs(namespace=namespace, jobs=tuple(jobs))
         else:
-            query = ListJobs(namespace=namespace, limit=limit, changed_since=since)
+            query = ListJobs(namespace=namespace, limit=limit, changed_since=since, wait_s=wait_s)
         reply = await self._runtime.client.request(query)
         assert isinstance(reply, Jobs)
         return reply

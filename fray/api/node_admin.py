@@ -29,6 +29,18 @@ class NodeAdmin:
         assert isinstance(reply, Nodes)
         return list(reply.nodes)
 
+    async def node_changes(self, since: int = 0, *, wait_s: float = 0.0) -> Nodes:
+        """Return the machines that have changed after an earlier answer, and the names of those that have left, to keep
+        a list of all machines up to date at the cost of its changes.
+
+        Args:
+            since: ``change`` of the earlier answer; 0: all machines.
+            wait_s: seconds to wait for a change, at most 10, if there is none yet.
+        """
+        reply = await self._runtime.client.request(ListNodes(changed_since=since, wait_s=wait_s))
+        assert isinstance(reply, Nodes)
+        return reply
+
     async def wait_for_nodes(self, count: int, timeout: float = 60.0) -> list[NodeInfo]:
         """Wait until ``count`` machines are alive; return them.
 

@@ -290,6 +290,7 @@ class Cluster(LaunchMixin, ReservationMixin):
     reservation_history = make_blocking(native.Cluster.reservation_history)
     capacity = make_blocking(native.Cluster.capacity)
     capacity_history = make_blocking(native.Cluster.capacity_history)
+    node_changes = make_blocking(native.Cluster.node_changes)
     nodes = make_blocking(native.Cluster.nodes)
     queue = make_blocking(native.Cluster.queue)
     usage = make_blocking(native.Cluster.usage)

@@ -25,7 +25,7 @@ from fray.model.messages import client, maintenance, people
 from fray.monitoring import past
 from fray.monitoring.connection import ControllerConnection, OpenCluster
 from fray.monitoring.event_stream import ALIVE_S, EventStream, WriteText
-from fray.monitoring.job_tables import JobDocument, JobList
+from fray.monitoring.job_tables import JobDocument, JobList, NodeList
 from fray.monitoring.json_form import plain
 from fray.monitoring.live import LiveTables, Table
 from fray.monitoring.rows import COLUMNS, Row, job_row, keyed, node_row, queue_row
@@ -216,9 +216,6 @@ class Dashboard:
     # What is shown
 
     def _add_tables(self) -> None:
-        async def nodes(cluster: Cluster) -> Sequence[Row]:
-            return [node_row(node) for node in await cluster.nodes()]
-
         async def queue(cluster: Cluster) -> Sequence[Row]:
             return [queue_row(await cluster.queue(limit=100), time.time())]
 
@@ -256,7 +253,7 @@ class Dashboard:
             return [["audit", plain(found)]]
 
         for ask, every_s in (
-            *((nodes, 0.2), (queue, 1.0), (usage, 1.0), (samples, 20.0)),
+            *((queue, 1.0), (usage, 1.0), (samples, 20.0)),
             *(
                 (reservations, 1.0),
                 (groups, 1.0),
@@ -270,7 +267,9 @@ class Dashboard:
             self._live.add(ask.__name__, ask, every_s=every_s)
         self._live.add("held", past.HeldByJob().ask, every_s=HELD_EVERY_S, is_kept=True)
         jobs = JobList()
-        self._live.add("jobs", jobs.ask_changes, jobs.ask_living, is_kept=True)
+        self._live.add("jobs", jobs.ask_changes, is_kept=True)
+        self._live.add("progress", jobs.ask_living, into="jobs")
+        self._live.add("nodes", NodeList().ask_changes, is_kept=True)
 
     def _status(self, away_s: float) -> Row:
         viewer = self._viewer
@@ -310,8 +309,11 @@ class Dashboard:
         name = request.path_params["name"]
         if name not in self._live:
             raise InvalidRequest(f"there is no table {name!r}")
-        if name == "jobs":  # else only those that have changed since pages were sent them
+        # Of these two a question of the live tables has only what has changed since the last one.
+        if name == "jobs":
             return {"columns": COLUMNS[name], "rows": [job_row(info) for info in await self._cluster().list_jobs("*")]}
+        if name == "nodes":
+            return {"columns": COLUMNS[name], "rows": [node_row(node) for node in await self._cluster().nodes()]}
         return {"columns": COLUMNS.get(name), "rows": await self._live.ask_once(name)}
 
     async def _job(self, request: Request) -> Any:

@@ -1,4 +1,4 @@
-"""Questions about jobs: all of them, by their changes, and one with all its details."""
+"""Questions about jobs and machines: all of them, by their changes, and one job with all its details."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from fray.api.cluster import Cluster
 from fray.model.ids import JobId
 from fray.model.specs import JobInfo
 from fray.monitoring.json_form import plain
-from fray.monitoring.live import Changes
-from fray.monitoring.rows import Row, job_row
+from fray.monitoring.live import WAIT_S, Changes
+from fray.monitoring.rows import Row, job_row, node_row
 
 CHANGES_AT_ONCE = 500
 """Jobs in one answer: a few hundredths of a second of the controller's time."""
@@ -28,13 +28,14 @@ class JobList:
 
     async def ask_changes(self, cluster: Cluster) -> Changes:
         """Return what has changed since the last question. Raises FrayError."""
-        reply = await cluster.job_changes(self._change, limit=CHANGES_AT_ONCE, namespace="*")
+        reply = await cluster.job_changes(self._change, limit=CHANGES_AT_ONCE, namespace="*", wait_s=WAIT_S)
         # An earlier release has no numbers and sends all.
         is_whole = reply.is_reset or reply.change == 0
         if is_whole:
             self._living.clear()
         self._change = reply.change
-        return Changes(self._rows(reply.jobs), self._without(reply.forgotten), is_whole, reply.has_more)
+        gone, is_pushed = self._without(reply.forgotten), reply.change != 0
+        return Changes(self._rows(reply.jobs), gone, is_whole, reply.has_more, is_pushed)
 
     async def ask_living(self, cluster: Cluster) -> Changes | None:
         """Return some living jobs, in turn; None if there are none. Raises FrayError."""
@@ -59,6 +60,21 @@ class JobList:
         for job_id in forgotten:
             self._living.pop(job_id, None)
         return forgotten
+
+
+class NodeList:
+    """All machines, kept by their changes."""
+
+    def __init__(self) -> None:
+        self._change = 0
+
+    async def ask_changes(self, cluster: Cluster) -> Changes:
+        """Return what has changed since the last question. Raises FrayError."""
+        reply = await cluster.node_changes(self._change, wait_s=WAIT_S)
+        # As of jobs.
+        is_whole, is_pushed = reply.is_reset or reply.change == 0, reply.change != 0
+        self._change = reply.change
+        return Changes([node_row(node) for node in reply.nodes], reply.gone, is_whole, is_pushed=is_pushed)
 
 
 class JobDocument:

@@ -26,6 +26,12 @@ ASK_EVERY_S = 0.2
 """Least pause between two questions for one table, in seconds."""
 ASK_LIMIT_S = 10.0
 """Longest such pause, in seconds."""
+WAIT_S = 1.0
+"""Seconds for which the controller holds back an answer without a change."""
+CHANGES_EVERY_S = 0.1
+"""Least pause between two questions for changes, in seconds: those of a burst come together."""
+CHANGES_LIMIT_S = 0.2
+"""Longest such pause, in seconds: pages are not to be further behind."""
 ANSWER_WITHIN_S = 3.0
 """Seconds after which a controller that has not answered is shown as away."""
 
@@ -41,6 +47,8 @@ class Changes:
     """All other rows are to be removed, too."""
     has_more: bool = False
     """There are further changes: they are asked for at once."""
+    is_pushed: bool = False
+    """The controller has held the answer back until there was a change: the next question follows soon."""
 
 
 Ask: TypeAlias = Callable[[Cluster], Awaitable["Sequence[Row] | Changes | None"]]
@@ -64,6 +72,8 @@ class Table:
     """False before the first answer: a page shows nothing, instead of an empty table."""
     error: str = ""
     """Reason why the controller refused the last question; empty if it did not."""
+    into: Table | None = None
+    """Table to which the answers belong, in place of this one."""
     asking: trio.CancelScope | None = None
 
     def take(self, changes: Changes) -> None:
@@ -139,9 +149,15 @@ class LiveTables:
         """Time at which each question that has not been answered was sent."""
         self._away_since: float | None = None
 
-    def add(self, name: str, *asks: Ask, every_s: float = ASK_EVERY_S, is_kept: bool = False) -> None:
-        """Add a table, about which ``asks`` ask every ``every_s`` seconds while a page shows it."""
-        self._tables[name] = Table(name, asks, every_s, is_kept)
+    def add(self, name: str, *asks: Ask, every_s: float = ASK_EVERY_S, is_kept: bool = False, into: str = "") -> None:
+        """Add a table, about which ``asks`` ask every ``every_s`` seconds while a page shows it.
+
+        Args:
+            is_kept: its rows stay while no page shows it.
+            into: name of the table whose rows the answers are: this one has none, and pages name it to have those
+                asked for.
+        """
+        self._tables[name] = Table(name, asks, every_s, is_kept, into=self._tables[into] if into else None)
 
     def __contains__(self, name: str) -> bool:
         return name in self._tables
@@ -220,8 +236,11 @@ class LiveTables:
             answer = await self._ask(table, ask)
             if answer is not None and answer.has_more:
                 continue
-            rows = len(answer.rows) if answer is not None else 0
-            await trio.sleep(max(table.every_s, min(ROW_S * rows, ASK_LIMIT_S)))
+            pause_s = ROW_S * len(answer.rows) if answer is not None else 0.0
+            if answer is not None and answer.is_pushed:
+                await trio.sleep(min(max(pause_s, CHANGES_EVERY_S), CHANGES_LIMIT_S))
+            else:
+                await trio.sleep(max(table.every_s, min(pause_s, ASK_LIMIT_S)))
 
     async def _ask(self, table: Table, ask: Ask) -> Changes | None:
         """Ask once; return the answer."""
@@ -232,7 +251,7 @@ class LiveTables:
         try:
             answer = await _changes(ask, cluster)
             if answer is not None:
-                table.take(answer)
+                (table.into or table).take(answer)
             return answer
         except FrayError as error:
             table.refuse(str(error))

@@ -282,3 +282,51 @@ async def test_the_reason_of_a_waiting_job_is_current_when_asked_and_soon_by_its
                 await waiting._record.changed.wait()
         assert "number 1 of 3" in repr(waiting)
         await cluster.terminate([info.job_id for info in await cluster.list_jobs()])
+
+
+async def test_changes_of_jobs_and_machines_are_answered_when_they_happen() -> None:
+    async with fray.open_cluster("local", logs=False) as cluster:
+        (machine,) = await cluster.nodes()
+        jobs, nodes = await cluster.job_changes(namespace="*"), await cluster.node_changes()
+        assert [each.name for each in nodes.nodes] == [machine.name]
+        # Without a change the answer comes in the end, and has none.
+        assert (await cluster.node_changes(nodes.change, wait_s=0.1)).nodes == ()
+        assert (await cluster.job_changes(jobs.change, wait_s=0.1, namespace="*")).jobs == ()
+        found: list[object] = []
+
+        async def wait_for_cordon() -> None:
+            reply = await cluster.node_changes(nodes.change, wait_s=10)
+            assert not reply.is_reset
+            found.extend(node.standing for node in reply.nodes)
+
+        async def wait_for_job() -> None:
+            reply = await cluster.job_changes(jobs.change, wait_s=10, namespace="*")
+            assert not reply.is_reset
+            found.extend(info.name for info in reply.jobs)
+
+        with trio.fail_after(9):
+            async with trio.open_nursery() as waiting:
+                waiting.start_soon(wait_for_cordon)
+                await cluster.cordon(machine.name)
+            async with trio.open_nursery() as waiting:
+                waiting.start_soon(wait_for_job)
+                await cluster.launch(job("launched", job_functions.double, 1))
+        assert found == ["cordoned", "launched"]
+        await cluster.terminate([info.job_id for info in await cluster.list_jobs()])
+
+
+async def test_a_machine_that_is_taken_and_released_has_changed() -> None:
+    async with fray.open_cluster("local", logs=False) as cluster:
+        (machine,) = await cluster.nodes()
+        nodes = await cluster.node_changes()
+        whole = ResourceConfig.with_cpu(cpu=machine.cpu_milli / 1000, memory="50MB")
+        holder = await cluster.launch(job("holder", job_functions.hang, resources=whole))
+        await holder.wait_running()
+        taken = await cluster.node_changes(nodes.change)
+        assert [(node.cpu_milli_free, node.attempts) for node in taken.nodes] == [(0, 1)]
+        await cluster.terminate([holder.info.job_id])
+        with trio.fail_after(10):
+            released = await cluster.node_changes(taken.change, wait_s=10)
+            while released.nodes[-1].attempts:
+                released = await cluster.node_changes(released.change, wait_s=10)
+        assert released.nodes[-1].cpu_milli_free == machine.cpu_milli

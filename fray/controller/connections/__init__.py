@@ -4,7 +4,7 @@ What lives where; each part imports only parts above it:
 
 - `validation`, `session_errors`, `relay`: checks of what clients and nodes send, errors for ended sessions, tunnels
   between two connections.
-- `waiting_jobs`, `subscriptions`: followed jobs that wait, whose reasons change with the cluster; who follows what.
+- `waiting_jobs`, `changes`, `subscriptions`: reasons of followed jobs that wait; what changed when; who follows what.
 - `access`: the door, which admits requests by role; `client_audit`: records of what a client did.
 - `hub`: the gateway as one connection sees it.
 - `client_logs`: the feed of new log lines, and the logs of one client. `client_updates`: what waits to be sent to it.

@@ -108,6 +108,8 @@ class ClientConnection:
         # Only drivers have a grace period; for a job's process its attempt decides, and tools own nothing.
         if hello.role is Role.DRIVER:
             channel.heartbeat_s = heartbeat_s(self._grace_s)
+        self.held_back = 0
+        """Requests that wait for a change (`ListJobs.wait_s`)."""
         self.has_left = hello.leaving
         """True if the client itself has asked for the end of its session."""
         self._finish_reason: str | None = None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
+import trio
 from attrs import evolve
 
 from fray.controller.connections import history_requests, people_requests
@@ -59,7 +60,7 @@ from fray.scheduler.explain.explain import explain
 from fray.scheduler.explain.forecast import what_if as make_forecast
 from fray.scheduler.explain.queue_view import queue_info, usage_info
 from fray.scheduler.jobs import checkpoints, queries
-from fray.scheduler.nodes.view import nodes_info
+from fray.scheduler.nodes.view import node_info, node_marks, nodes_info
 from fray.scheduler.queue.applicant import Applicant
 from fray.scheduler.reservations import view as reservation_view
 from fray.scheduler.reservations.view import reservation_info
@@ -69,6 +70,12 @@ LIST_LIMIT_BYTES = MESSAGE_LIMIT_BYTES * 3 // 4
 """Approximate limit of the records in a list of jobs."""
 RECORD_BYTES = 500
 """Approximate size of an attempt in it, without its message."""
+HELD_BACK_LIMIT = 16
+"""Requests of one client that wait for a change; further ones are answered at once."""
+HELD_BACK_S = 10.0
+"""Longest such wait, in seconds."""
+LOOK_EVERY_S = 0.05
+"""Least pause between two looks for a change, which take 2 ms with 1,000 machines, in seconds."""
 
 
 # Jobs
@@ -160,7 +167,12 @@ def watch_jobs(client: ClientConnection, ref: int, message: messages.WatchJobs, 
 
 def list_jobs(client: ClientConnection, ref: int, message: messages.ListJobs, blobs: Sequence[Bytes]) -> Answer:
     if message.changed_since is not None:
-        return _changed_jobs(client, message, message.changed_since), ()
+        since, state, changes = message.changed_since, client.context.state, client.subscriptions.changes
+        return _once_changed(
+            *(client, ref, message.wait_s),
+            lambda: changes.has_since(since, state.jobs.keys()),
+            lambda: _changed_jobs(client, message, since),
+        )
     found = views.list_jobs(
         client.context.state,
         _namespace(client, message.namespace),
@@ -173,6 +185,32 @@ def list_jobs(client: ClientConnection, ref: int, message: messages.ListJobs, bl
         is_visible=_visible(client, message),
     )
     return messages.Jobs(jobs=bounded_list(tuple(map(client.context.attempt_metrics.listed, found)))), ()
+
+
+def _once_changed(
+    client: ClientConnection, ref: int, wait_s: float, has_changed: Callable[[], bool], make: Callable[[], object]
+) -> Answer:
+    """Answer with what ``make`` returns, once something has changed, or after ``wait_s`` seconds."""
+    if wait_s <= 0 or has_changed() or client.held_back >= HELD_BACK_LIMIT:
+        return make(), ()
+    client.held_back += 1
+    client.hub.start_soon(_answer_once_changed, client, ref, wait_s, has_changed, make)
+    return None
+
+
+async def _answer_once_changed(
+    client: ClientConnection, ref: int, wait_s: float, has_changed: Callable[[], bool], make: Callable[[], object]
+) -> None:
+    try:
+        with trio.move_on_after(min(wait_s, HELD_BACK_S)):
+            while client.channel.error is None and not has_changed():
+                count = client.subscriptions.saved.count
+                # After looking, so that the first change is seen at once, and those of a busy cluster together.
+                await trio.sleep(LOOK_EVERY_S)
+                await client.subscriptions.saved.wait_beyond(count)
+        client.reply(ref, make())
+    finally:
+        client.held_back -= 1
 
 
 def _changed_jobs(client: ClientConnection, message: messages.ListJobs, since: int) -> messages.Jobs:
@@ -470,7 +508,23 @@ async def _read_from_node(client: ClientConnection, ref: int, message: ReadLog) 
 
 
 def list_nodes(client: ClientConnection, ref: int, message: messages.ListNodes, blobs: Sequence[Bytes]) -> Answer:
-    return messages.Nodes(nodes=client.context.attempt_metrics.with_details(nodes_info(client.context.state))), ()
+    state, changes, since = client.context.state, client.subscriptions.node_changes, message.changed_since
+    if since is None:
+        return messages.Nodes(nodes=client.context.attempt_metrics.with_details(nodes_info(state))), ()
+    return _once_changed(
+        *(client, ref, message.wait_s),
+        lambda: changes.last(node_marks(state)) != since,
+        lambda: _changed_nodes(client, since),
+    )
+
+
+def _changed_nodes(client: ClientConnection, since: int) -> messages.Nodes:
+    state, changes = client.context.state, client.subscriptions.node_changes
+    last = changes.last(node_marks(state))
+    is_reset, changed, gone = changes.since(since)
+    found = (node_info(state, state.nodes[name]) for name in changed)
+    details = client.context.attempt_metrics.with_details(found)
+    return messages.Nodes(nodes=details, change=last, is_reset=is_reset, gone=tuple(gone))
 
 
 def mint_join(client: ClientConnection, ref: int, message: messages.CreateJoinToken, blobs: Sequence[Bytes]) -> Answer:

@@ -15,11 +15,11 @@ import trio
 
 from fray.controller.accepted_tokens import AcceptedTokens
 from fray.controller.connections.access import AccessScope, job_of
+from fray.controller.connections.changes import JobChanges, NodeChanges
 from fray.controller.connections.client import ClientConnection
 from fray.controller.connections.client_logs import LogFeed
 from fray.controller.connections.client_requests import handle_request
 from fray.controller.connections.defects import Defects
-from fray.controller.connections.job_changes import JobChanges
 from fray.controller.connections.keys import ConnectionKeys
 from fray.controller.connections.node import NodeConnection
 from fray.controller.connections.session_errors import internal_error, session_ended, session_unknown
@@ -120,7 +120,9 @@ class Gateway:
         self.keys = ConnectionKeys(context, tokens, lambda: {one.channel.remote for one in self._all_connections()})
         tokens.on_change = self._on_tokens_changed
         self._nursery = nursery
-        self._subscriptions: SubscriptionIndex[ClientConnection] = SubscriptionIndex(JobChanges(context.epoch))
+        self._subscriptions: SubscriptionIndex[ClientConnection] = SubscriptionIndex(
+            JobChanges(context.epoch), NodeChanges(context.epoch)
+        )
         self._log_feed = LogFeed(context)
         self._clients: dict[SessionId, ClientConnection] = {}
         self._nodes: dict[NodeName, NodeConnection] = {}
@@ -488,6 +490,7 @@ class Gateway:
                     self._defects.end_client(session, internal_error("a change could not be reported", error))
         if events or effects:
             self._subscriptions.waiting.cluster_changed()
+            self._subscriptions.saved.add()
         if self._context.secrets.by_job:
             self._forget_secrets(events, effects)
         # Last: by now rows refer to the blobs that are needed, and the others go.

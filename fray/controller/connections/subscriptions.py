@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable
 from typing import Generic, TypeVar
 
+import trio
 from attrs import define, field
 
-from fray.controller.connections.job_changes import JobChanges
+from fray.controller.connections.changes import JobChanges, NodeChanges
 from fray.controller.connections.waiting_jobs import WaitingJobs
 from fray.errors import InvalidRequest
 from fray.model.ids import JobId
@@ -64,11 +65,31 @@ class Subscriptions(Generic[K, S]):
         return self.by_key.get(key, {}).keys()
 
 
+class SavedBatches:
+    """Count of the saved batches, for those who wait for the next one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._waiting = trio.lowlevel.ParkingLot()
+
+    def add(self) -> None:
+        """Count one, and wake who waits for it."""
+        self.count += 1
+        self._waiting.unpark_all()
+
+    async def wait_beyond(self, count: int) -> None:
+        """Wait until more than ``count`` were saved."""
+        if self.count <= count:
+            await self._waiting.park()
+
+
 @define(eq=False)
 class SubscriptionIndex(Generic[S]):
     """Subscriptions of all clients, by kind."""
 
     changes: JobChanges
+    node_changes: NodeChanges
+    saved: SavedBatches = field(factory=SavedBatches)
     jobs: Subscriptions[JobId, S] = field(factory=Subscriptions)
     reservations: Subscriptions[ReservationId, S] = field(factory=Subscriptions)
     names: Subscriptions[str, S] = field(factory=Subscriptions)

@@ -13,7 +13,7 @@ from attrs import Factory, field
 
 from fray.model.actors import ActorInfo
 from fray.model.frozen import frozen
-from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, SessionId
+from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeName, SessionId
 from fray.model.job_groups import JobGroupInfo, JobGroupSpec
 from fray.model.monitoring.attempt_metrics import AttemptMetrics
 from fray.model.reservations import ReservationId, ReservationInfo, ReservationSpec
@@ -194,6 +194,8 @@ class ListJobs:
     changed_since: int | None = None
     """Only jobs that have changed after this `Jobs.change`, at most ``limit``, those that changed first come first; 0:
     all. Progress and the reasons of waiting jobs change without it."""
+    wait_s: float = 0.0
+    """Seconds for which the answer is held back, with ``changed_since``, while there is no change."""
 
 
 @frozen(kw_only=True)
@@ -589,6 +591,11 @@ class JoinTokenCreated:
 class ListNodes:
     """List the nodes. Reply: `Nodes`."""
 
+    changed_since: int | None = None
+    """Only nodes that have changed after this `Nodes.change`; 0: all."""
+    wait_s: float = 0.0
+    """Seconds for which the answer is held back, as in `ListJobs`."""
+
 
 @frozen(kw_only=True)
 class NodeInfo:
@@ -624,6 +631,13 @@ class NodeInfo:
 @frozen(kw_only=True)
 class Nodes:
     nodes: tuple[NodeInfo, ...]
+    change: int = 0
+    """Number of the last change in this reply, for ``changed_since``; 0 if that was not asked for, and from a
+    controller of an earlier release, which has sent all."""
+    is_reset: bool = False
+    """The number asked for is unknown, as in `Jobs`: what the client has is to be dropped."""
+    gone: tuple[NodeName, ...] = ()
+    """Nodes that have left since then."""
 
 
 @frozen(kw_only=True)

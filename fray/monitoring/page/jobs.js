@@ -71,7 +71,7 @@ export function withHeld(live) {
 const STATES = ["pending", "running", "failed", "stopped", "succeeded"];
 
 export const jobs = {
-  tables: ["jobs", "held"],
+  tables: ["jobs", "held", "progress"],
   make({ live, query }) {
     const chosen = { text: query.get("q") ?? "", state: query.get("state") ?? "", flat: query.get("flat") ?? "" };
     const grid = new Grid({

@@ -54,7 +54,7 @@ export const machines = {
 };
 
 export const machine = {
-  tables: ["nodes", "jobs", "held"],
+  tables: ["nodes", "jobs", "held", "progress"],
   make({ live, ask, id }) {
     const top = h("div");
     const said = h("p", { role: "alert", class: "failed" });

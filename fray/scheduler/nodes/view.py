@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
+from fray.model.ids import NodeName
 from fray.model.messages.client import NodeInfo
 from fray.scheduler.lifecycle import NodePhase
 from fray.scheduler.reasons import Reason, ReasonKind
 from fray.scheduler.state.rows import Cordon, Node
 from fray.scheduler.state.state import SILENT_PHASES, State
 
+REASON_EVERY_S = 5.0
+"""Time after which the seconds in the reason of a node out of service count as a change."""
+
 
 def nodes_info(state: State) -> tuple[NodeInfo, ...]:
     return tuple(node_info(state, state.nodes[name]) for name in sorted(state.nodes))
+
+
+def node_marks(state: State) -> dict[NodeName, object]:
+    """Return of each node something that differs once its `node_info` does: comparing is much cheaper than making
+    those. The seconds in reasons count every `REASON_EVERY_S`.
+    """
+    found: dict[NodeName, object] = {}
+    machines, on_node, period = state.pool.machines, state.on_node, int(state.now // REASON_EVERY_S)
+    for name, node in state.nodes.items():
+        machine = machines[name]
+        has_time = node.cordon is not None or node.quarantine is not None
+        found[name] = (
+            *(machine.cpu_milli, machine.memory_bytes, machine.attempts, machine.ports.free, tuple(on_node[name])),
+            *(node.incarnation, node.phase, node.is_leaving, node.cordon, node.quarantine, period if has_time else 0),
+            tuple(node.busy.items()),
+        )
+    return found
 
 
 def node_info(state: State, node: Node) -> NodeInfo:

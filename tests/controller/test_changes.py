@@ -1,9 +1,9 @@
-"""Changes of jobs by number: each job once; jobs of the store, forgotten ones, other epochs, long absences."""
+"""Changes of jobs and machines by number: each once; those of the store, forgotten ones, other epochs."""
 
 from __future__ import annotations
 
-from fray.controller.connections import job_changes
-from fray.controller.connections.job_changes import JobChanges
+from fray.controller.connections import changes as changes_module
+from fray.controller.connections.changes import JobChanges, NodeChanges
 
 
 def test_a_job_that_changes_twice_is_there_once_with_its_last_number() -> None:
@@ -30,10 +30,34 @@ def test_a_number_of_another_epoch_or_too_old_gets_everything(monkeypatch) -> No
     later.record("a")
     assert changes.since(later.last, ["a"])[0]
     assert later.since(changes.last, ["a"])[0]
-    monkeypatch.setattr(job_changes, "FORGOTTEN_LIMIT", 1)
+    monkeypatch.setattr(changes_module, "FORGOTTEN_LIMIT", 1)
     number = changes.last
     for job in ("b", "c"):
         changes.record(job)
         changes.since(number, ["a", job])
         changes.since(number, ["a"])
     assert changes.since(number, ["a"])[:2] == (True, changes.since(0, ["a"])[1])
+
+
+def test_there_is_something_new_after_a_change_and_once_a_job_is_forgotten() -> None:
+    changes = JobChanges(epoch=1)
+    changes.since(0, ["a"])
+    number = changes.last
+    assert not changes.has_since(number, ["a"])
+    assert changes.has_since(number, [])
+    changes.record("a")
+    assert changes.has_since(number, ["a"])
+
+
+def test_a_machine_has_changed_once_its_mark_differs() -> None:
+    changes = NodeChanges(epoch=1)
+    first = changes.last({"a": 1, "b": 1})
+    assert changes.since(0) == (True, ["a", "b"], [])
+    assert changes.last({"a": 1, "b": 1}) == first
+    second = changes.last({"a": 1, "b": 2})
+    assert changes.since(first) == (False, ["b"], [])
+    assert changes.last({"b": 2}) > second
+    assert changes.since(second) == (False, [], ["a"])
+    changes.last({"a": 1, "b": 2})
+    assert changes.since(second) == (False, ["a"], [])
+    assert NodeChanges(epoch=2).since(second)[0]

@@ -1,4 +1,4 @@
-"""Order in which jobs have last changed, for clients that keep a list of all jobs up to date.
+"""Order in which jobs and machines have last changed, for clients that keep a list of all of them up to date.
 
 Invariants: an answer costs what has changed, not what there is; a number is of one epoch of the controller, so that one
 of an earlier epoch is recognized, and the client gets everything again.
@@ -6,12 +6,12 @@ of an earlier epoch is recognized, and the client gets everything again.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
-from fray.model.ids import JobId
+from fray.model.ids import JobId, NodeName
 
 FORGOTTEN_LIMIT = 10_000
-"""Jobs that are remembered as forgotten; a client that was away for longer gets everything again."""
+"""Jobs, and machines, that are remembered as forgotten; a client that was away for longer gets everything again."""
 
 
 class JobChanges:
@@ -57,6 +57,10 @@ class JobChanges:
         """Number of the last change."""
         return self._last
 
+    def has_since(self, number: int, jobs: Collection[JobId]) -> bool:
+        """Return whether `since` has something to say of that number."""
+        return number != self._last or len(jobs) != len(self._changed)
+
     def _compare(self, jobs: Collection[JobId]) -> None:
         for job_id in jobs:
             if job_id not in self._changed:
@@ -67,3 +71,47 @@ class JobChanges:
             self._forgotten[job_id] = self._last
         while len(self._forgotten) > FORGOTTEN_LIMIT:
             self._known_since = self._forgotten.pop(next(iter(self._forgotten)))
+
+
+class NodeChanges:
+    """Numbers of the last changes of machines, found by comparison: what is free on a machine changes with every
+    attempt, and most often no client asks.
+
+    Args:
+        epoch: of the controller.
+    """
+
+    def __init__(self, epoch: int) -> None:
+        self._first = self._last = epoch << 32
+        self._marks: dict[NodeName, object] = {}
+        self._changed: dict[NodeName, int] = {}
+        self._gone: dict[NodeName, int] = {}
+
+    def last(self, marks: Mapping[NodeName, object]) -> int:
+        """Return the number of the last change.
+
+        Args:
+            marks: of each machine something that differs once the machine has changed.
+        """
+        for name, mark in marks.items():
+            if self._marks.get(name) != mark:
+                self._last += 1
+                self._changed[name] = self._last
+                self._gone.pop(name, None)
+        for name in [name for name in self._marks if name not in marks]:
+            self._last += 1
+            self._gone[name] = self._last
+            del self._changed[name]
+        while len(self._gone) > FORGOTTEN_LIMIT:
+            self._first = self._gone.pop(next(iter(self._gone)))
+        self._marks = dict(marks)
+        return self._last
+
+    def since(self, number: int) -> tuple[bool, list[NodeName], list[NodeName]]:
+        """Return whether the number is unknown (then the rest is everything), machines that had changed after it when
+        `last` was called, and those that had gone.
+        """
+        is_unknown = not self._first <= number <= self._last
+        changed = [name for name, when in self._changed.items() if is_unknown or when > number]
+        gone = [] if is_unknown else [name for name, when in self._gone.items() if when > number]
+        return is_unknown, changed, gone
