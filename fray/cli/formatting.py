@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Sequence
 
 from fray.errors import InvalidRequest
@@ -48,8 +50,9 @@ def table(
 ) -> list[str]:
     """Return the lines of a table (each a `Line`), with columns as wide as their content.
 
-    If that is more than ``width`` (None: no limit), the widest columns of text are truncated, then columns are left
-    out. `NAMES` are whole or absent, so that what is shown can be copied.
+    If that is more than ``width`` (None: no limit), columns without content are left out, the widest columns of text
+    are truncated, then other columns are left out, as far as is needed. `NAMES` are whole or absent, so that what is
+    shown can be copied.
 
     Args:
         optional: heads of the columns that may be left out, the first one first. What is then still too wide, stays.
@@ -57,16 +60,48 @@ def table(
     cells = [list(heads), *([_clean(cell) for cell in row] for row in rows)]
     widths = {column: max(len(row[column]) for row in cells) for column in range(len(heads))}
     if width is not None:
-        leaving = [heads.index(head) for head in optional if head in heads]
-        leaving.sort(key=lambda column: any(row[column] for row in cells[1:]))  # empty ones first
-        while not _fit(widths, {column for column in widths if heads[column] not in NAMES}, width) and leaving:
-            del widths[leaving.pop(0)]
+        widths = _chosen(heads, cells, widths, width, optional)
     return [_line(heads, row, widths, has_colors=number > 0) for number, row in enumerate(cells)]
+
+
+def _chosen(
+    heads: Sequence[str], cells: Sequence[Sequence[str]], widths: dict[int, int], width: int, optional: Sequence[str]
+) -> dict[int, int]:
+    """Return the columns that are shown in this width, each with its own."""
+    texts = {column for column in widths if heads[column] not in NAMES}
+
+    def fitting(columns: set[int]) -> dict[int, int] | None:
+        found = {column: widths[column] for column in sorted(columns)}
+        return found if _fit(found, texts & columns, width) else None
+
+    columns = set(widths)
+    leaving = [heads.index(head) for head in optional if head in heads]
+    for column in widths:
+        is_empty = len(cells) > 1 and not any(row[column] for row in cells[1:])
+        if is_empty and _total({each: widths[each] for each in columns}) > width:
+            columns.remove(column)
+    left = []
+    for column in leaving:
+        if column in columns and fitting(columns) is None:
+            columns.remove(column)
+            left.append(column)
+    # A wide column that had to go leaves room for narrow ones that went before it.
+    shown = fitting(columns) or {column: widths[column] for column in sorted(columns)}
+    for column in reversed(left):
+        least = min(widths[column], LEAST) if column in texts else widths[column]
+        if _total(shown) + len(GAP) + least <= width:
+            columns.add(column)
+            shown = fitting(columns) or shown
+    return shown
+
+
+def _total(widths: dict[int, int]) -> int:
+    return sum(widths.values()) + len(GAP) * (len(widths) - 1)
 
 
 def _fit(widths: dict[int, int], texts: set[int], width: int) -> bool:
     """Truncate the columns of text, the widest first, if that makes the table fit; return whether it fits."""
-    over = sum(widths.values()) + len(GAP) * (len(widths) - 1) - width
+    over = _total(widths) - width
     if over > sum(max(0, widths[column] - LEAST) for column in texts):
         return False
     while over > 0:
@@ -103,17 +138,32 @@ def _cell(text: str, room: int) -> str:
     return text.ljust(room) if len(text) <= room else text[: room - 1] + CUT
 
 
-def fields(pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Return ``name  value`` lines; names without a value are left out, further lines of a value are indented
-    below it.
+def wrapped(line: str, width: int | None, indent: int) -> list[str]:
+    """Return a line in lines of at most this width (None: no limit), all but the first indented by so many spaces.
+
+    What is copied stays whole, even if it is longer: words, and commands in backticks.
+    """
+    if width is None or len(line) <= width:
+        return [line]
+    whole = _COMMAND.sub(lambda found: found[0].replace(" ", _KEPT), line)
+    lines = textwrap.wrap(whole, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return [each.replace(_KEPT, " ") for each in lines]
+
+
+_COMMAND, _KEPT = re.compile("`[^`]*`"), "\x1f"
+
+
+def fields(pairs: Sequence[tuple[str, str]], width: int | None = None) -> list[str]:
+    """Return ``name  value`` lines of at most this width (None: no limit); names without a value are left out, further
+    lines of a value are indented below it.
     """
     filled = [(name, value) for name, value in pairs if value]
     room = max((len(name) for name, _ in filled), default=0)
     lines = []
     for name, value in filled:
-        first, *more = value.splitlines()
-        lines.append(f"{name.ljust(room)}{GAP}{first}")
-        lines += [" " * (room + len(GAP)) + line for line in more]
+        heads = [name.ljust(room), *[" " * room] * value.count("\n")]
+        for head, line in zip(heads, value.splitlines(), strict=True):
+            lines += wrapped(f"{head}{GAP}{line}", width, room + len(GAP))
     return lines
 
 

@@ -13,10 +13,12 @@ import trio
 from fray.api.cluster import Cluster
 from fray.cli.formatting import (
     CUT,
+    GAP,
     fields,
     span,
     span_of,
     table,
+    wrapped,
 )
 from fray.cli.output import (
     can_ask,
@@ -51,7 +53,7 @@ async def jobs(cluster: Cluster, options: argparse.Namespace) -> int:
         say_json(found)
         return 0
     rows = [(depth, info) for depth, info in tree(found)] if options.tree else [(0, info) for info in found]
-    say(job_table(rows, namespace == "*", now, width(), is_tree=options.tree))
+    say(job_table(rows, namespace == "*", now, width()))
     if options.limit and len(found) == options.limit:
         note(f"only the newest {options.limit} are shown; --limit 0 shows all")
     return 0
@@ -96,8 +98,6 @@ def job_table(
     with_namespace: bool,
     now: float,
     max_width: int | None,
-    *,
-    is_tree: bool = False,
 ) -> list[str]:
     """Return one line per job."""
     grouped = any(info.job_group for _, info in rows)
@@ -113,31 +113,23 @@ def job_table(
     ]
     cells = []
     for depth, info in rows:
-        name = f"{'  ' * depth}{info.name}"
+        indent = "  " * depth
         namespace = [namespace_text(info.namespace, max_width)] if with_namespace else []
         cells.append(
             [
-                name,
+                f"{indent}{info.name}",
                 info.state.value,
                 lasted(info, now),
                 ",".join(job_text.last_machines(info)),
                 *([membership(info)] if grouped else []),
                 *namespace,
-                info.job_id,
+                # A terminal too narrow for names shows the tree by ids.
+                info.job_id if max_width is None else f"{indent}{info.job_id}",
                 why(info),
             ]
         )
-    # The id begins with the name; in a tree the name shows the depth.
-    optional = [
-        "NAMESPACE",
-        "GROUP",
-        "NODE",
-        *([] if is_tree else ["NAME"]),
-        "TIME",
-        "REASON",
-        *(["STATE"] if is_tree else []),
-    ]
-    return table(heads, cells, max_width, optional=optional)
+    # The id begins with the name.
+    return table(heads, cells, max_width, optional=("NAMESPACE", "GROUP", "NODE", "NAME", "TIME", "REASON"))
 
 
 def namespace_text(namespace: str, max_width: int | None) -> str:
@@ -240,12 +232,13 @@ def described(info: JobInfo, now: float, max_width: int | None) -> list[str]:
             ("launched", clock(info.launch_time)),
             ("started", clock(info.start_time)),
             ("ended", clock(info.end_time)),
-            ("ran for", "" if info.state is JobState.PENDING else lasted(info, now)),
+            ("ran for", lasted(info, now) if info.state.finished else ""),
             ("progress", job_text.progress_text(info.progress)),
             *_called(info),
             ("ports", ", ".join(f"{name} {address}" for name, address in info.ports.items())),
             ("next", advice(info)),
-        ]
+        ],
+        max_width,
     )
     if info.attempts:
         rows = [_attempt_row(attempt, now) for attempt in info.attempts]
@@ -358,7 +351,11 @@ async def explain(cluster: Cluster, options: argparse.Namespace) -> int:
     if options.json:
         say_json({"job_id": name, "state": state, "text": text})
     else:
-        say([text])
+        say(
+            part
+            for line in text.splitlines()
+            for part in wrapped(line, width(), len(line) - len(line.lstrip(" ")) + len(GAP))
+        )
     return 0
 
 

@@ -133,9 +133,10 @@ def described(node: NodeInfo, jobs: Sequence[JobInfo], now: float, max_width: in
             ("devices free", _devices_free(node)),
             ("ports", f"{node.ports}, {node.ports_free} free" if node.ports else "none offered"),
             ("attributes", attributes(node)),
-        ]
+        ],
+        max_width,
     )
-    lines += ["", *_isolation_lines(node)]
+    lines += ["", *_isolation_lines(node, max_width)]
     if node.devices:
         lines += [
             "",
@@ -155,12 +156,13 @@ def _devices_free(node: NodeInfo) -> str:
     return f"{free_count} of {len(node.devices)}{withheld}"
 
 
-def _isolation_lines(node: NodeInfo) -> list[str]:
+def _isolation_lines(node: NodeInfo, max_width: int | None) -> list[str]:
     """Return its isolation and limits: as it reports them, or as far as its attributes show them."""
     details = node.details or {
         key.replace("_", " "): node.attributes[key] for key in ("isolation", "memory_limit") if key in node.attributes
     }
-    return fields([*details.items(), ("containers", node.attributes.get("containers", "none: no docker, no podman"))])
+    containers = ("containers", node.attributes.get("containers", "none: no docker, no podman"))
+    return fields([*details.items(), containers], max_width)
 
 
 def device_row(node: NodeInfo, device: str) -> list[str]:

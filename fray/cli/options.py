@@ -376,9 +376,14 @@ def _add_node_arguments(parser: Parser) -> None:
 
 
 def _reservations(verbs: Verbs) -> None:
-    text = "list reservations, oldest first"
-    example = "  fray reservations\n  fray reservations --ended --json | jq '.[].reservation_id'"
-    parser = verb(verbs, "reservations", "reservations:reservations", text, example)
+    _add_reservation_list(verbs, "reservations")
+
+
+def _add_reservation_list(verbs: Verbs, name: str, group: str = "") -> None:
+    """Add a verb of this name that lists reservations."""
+    words = f"fray {group}{name}"
+    example = f"  {words}\n  {words} --ended --json | jq '.[].reservation_id'"
+    parser = verb(verbs, name, "reservations:reservations", "list reservations, oldest first", example)
     parser.add_argument("--ended", action="store_true", help="include ended ones")
     parser.add_argument("--all", action="store_true", help="and all that are gone: since when, why, their machines")
     parser.add_argument(
@@ -387,7 +392,8 @@ def _reservations(verbs: Verbs) -> None:
 
 
 def _reservation(verbs: Verbs) -> None:
-    below = verb_group(verbs, "reservation", "show, renew or release one: `fray reservation show ID`")
+    below = verb_group(verbs, "reservation", "list, show, renew or release reservations: `fray reservation show ID`")
+    _add_reservation_list(below, "ls", "reservation ")
     text = "show one reservation: units, jobs, events"
     show = verb(below, "show", "reservations:show", text, "  fray reservation show train-k3x9")
     show.add_argument("reservation", metavar="ID")

@@ -143,7 +143,8 @@ def described(info: ReservationInfo, now: float, max_width: int | None) -> list[
             ("owner", info.owner or "the cluster (detached)"),
             ("user", info.user),
             ("jobs", "\n".join(info.jobs)),
-        ]
+        ],
+        max_width,
     )
     if info.units:
         rows = [[str(u.number), ", ".join(u.nodes), ", ".join(u.devices), "leaving" * u.leaving] for u in info.units]

@@ -164,7 +164,7 @@ TOP = ClusterSnapshot(
 def shown(width: int) -> Iterator[tuple[str, Sequence[str]]]:
     """Each list with its command."""
     yield "fray jobs", job_table([(0, info) for info in JOBS], True, NOW, width)
-    yield "fray jobs --tree --namespace prod", job_table(tree(JOBS[:2]), False, NOW, width, is_tree=True)
+    yield "fray jobs --tree --namespace prod", job_table(tree(JOBS[:2]), False, NOW, width)
     yield "fray nodes", node_table(NODES, width)
     yield "fray actors", actor_table(ACTORS, True, width)
     yield "fray queue", queue_table(QUEUE, width)
@@ -353,7 +353,15 @@ def test_every_verb_has_json_and_every_list_can_be_watched() -> None:
     assert lists == {
         *("fray jobs", "fray groups", "fray events", "fray queue", "fray usage", "fray nodes", "fray machines"),
         *("fray reservations", "fray actors", "fray user list", "fray key list", "fray namespace list", "fray audit"),
-        *("fray actor ls", "fray rl ls", "fray tinker ls", "fray tinker key list", "fray history", "fray cost"),
+        *(
+            "fray actor ls",
+            "fray reservation ls",
+            "fray rl ls",
+            "fray tinker ls",
+            "fray tinker key list",
+            "fray history",
+            "fray cost",
+        ),
     }
 
 

@@ -7,12 +7,15 @@ import time
 from collections.abc import Sequence
 
 from fray.api.cluster import Cluster
-from fray.cli.formatting import span_of
+from fray.cli.formatting import span_of, wrapped
 from fray.cli.jobs import find_id
-from fray.cli.output import clock, say, say_json
+from fray.cli.output import clock, say, say_json, width
 from fray.errors import InvalidRequest, NoSuchReservation
 from fray.model.messages.client import Event
 from fray.model.text import name_pattern
+
+TEXT_WIDTH = 30
+"""Room that the text of an event needs beside its head; with less, further lines are indented below the head."""
 
 
 async def events(cluster: Cluster, options: argparse.Namespace) -> int:
@@ -37,7 +40,7 @@ async def events(cluster: Cluster, options: argparse.Namespace) -> int:
     if options.json:
         say_json(found)
     else:
-        say(event_lines(found, with_jobs=job is None))
+        say(event_lines(found, width(), with_jobs=job is None))
     return 0
 
 
@@ -63,14 +66,17 @@ def _chosen(events: Sequence[Event], node: str, since_s: float | None) -> list[E
     return [one for one in events if one.time >= began and (not node or name.search(one.text))]
 
 
-def event_lines(found: Sequence[Event], *, with_jobs: bool) -> list[str]:
-    """Return one line per event, and more for texts of several lines."""
+def event_lines(found: Sequence[Event], max_width: int | None, *, with_jobs: bool) -> list[str]:
+    """Return one line per event, and more for texts of several lines or more than ``max_width`` (None: no limit)."""
     what_width = max((len(event.what) for event in found), default=0)
     job_width = max((len(event.job) for event in found), default=0) if with_jobs else 0
     lines = []
     for event in found:
         job = f"{event.job.ljust(job_width)}  " if with_jobs else ""
-        head = f"{clock(event.time)}  {job}{event.what.ljust(what_width)}  "
+        at = f"{clock(event.time)}  "
+        head = f"{at}{job}{event.what.ljust(what_width)}  "
+        indent = len(head) if max_width is None or max_width - len(head) >= TEXT_WIDTH else len(at)
         first, *more = event.text.splitlines() or [""]
-        lines += [f"{head}{first}".rstrip(), *(f"{' ' * len(head)}{line}" for line in more)]
+        for line in (f"{head}{first}".rstrip(), *(f"{' ' * indent}{line}" for line in more)):
+            lines += wrapped(line, max_width, indent)
     return lines

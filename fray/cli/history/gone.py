@@ -56,7 +56,8 @@ def described_gone(record: NodeRecord, ran: Sequence[AttemptRecord], max_width: 
             ("memory", byte_size_text(record.memory_bytes)),
             ("devices", kind_text(record) if record.devices else ""),
             ("attributes", ", ".join(f"{key}={value}" for key, value in sorted(record.attributes.items()))),
-        ]
+        ],
+        max_width,
     )
     if not ran:
         return [*lines, "", "nothing ran there"]

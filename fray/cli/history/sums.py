@@ -63,7 +63,7 @@ def sum_table(found: Sequence[UsageSum], by: str, max_width: int | None) -> list
             str(each.attempts),
             _amount(each.held.cpu),
             _amount(each.held.memory_gib),
-            _amount(each.held.all_chips),
+            _amount(each.held.all_chips) if each.held.all_chips else "",
             _part(each.retried, each.held),
             _part(each.preempted, each.held),
             f"{each.cpu_idle / each.cpu_known:.0%}" if each.cpu_known else "",
@@ -94,7 +94,9 @@ def cost_table(found: Sequence[Cost], by: str, max_width: int | None) -> list[st
 
 
 def _amounts(each: Cost) -> list[str]:
-    return [f"{value:,.2f}" for value in (each.total, each.cpu, each.memory, each.chips, each.wasted)]
+    texts = [f"{value:,.2f}" for value in (each.total, each.cpu, each.memory, each.chips, each.wasted)]
+    texts[3] = texts[3] if each.chips else ""
+    return texts
 
 
 def _key_heads(by: str) -> list[str]:
