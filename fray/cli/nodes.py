@@ -221,6 +221,7 @@ def actor_table(found: Sequence[ActorInfo], with_namespace: bool, max_width: int
         "SINCE",
         *(CALL_HEADS if has_calls else ()),
         *(["NAMESPACE"] if with_namespace else []),
+        "JOB",
         "ID",
         "REASON",
     ]
@@ -234,10 +235,15 @@ def actor_table(found: Sequence[ActorInfo], with_namespace: bool, max_width: int
             clock(info.started),
             *(_call_columns(info.calls) if has_calls else ()),
             *([namespace_text(info.namespace, max_width)] if with_namespace else []),
+            info.parent,
             info.actor_id,
             info.reason,
         ]
         for info in found
     ]
-    optional = ("NAMESPACE", "RESTARTS", "PID", "SINCE", "NODE", *CALL_HEADS, "REASON", "NAME", "STATUS")
+    # The id begins with the name.
+    optional = (
+        *("NAMESPACE", "RESTARTS", "PID", "SINCE", "NAME", "RUNNING", "CALLS", "NODE"),
+        *("QUEUED", "ERRORS", "JOB", "REASON", "STATUS"),
+    )
     return table(heads, rows, max_width, optional=optional)

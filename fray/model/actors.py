@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from fray.model.frozen import frozen
-from fray.model.ids import ActorId, Namespace
+from fray.model.ids import ActorId, JobId, Namespace
 from fray.model.monitoring.served_calls import ActorMetrics, CallingProcess
 
 
@@ -51,5 +51,7 @@ class ActorInfo:
     """Calls as its process last reported them; None if it reports none, or none were made."""
     callers: tuple[CallingProcess, ...] = ()
     """Processes that call the actors of its process."""
+    parent: JobId = ""
+    """Job whose process created it, or serves it if it is ``served``; empty for an actor of a driver."""
     served: bool = False
     """Registered by a server in another process: that process ends it, not the cluster."""

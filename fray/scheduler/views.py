@@ -306,6 +306,7 @@ def hosted_actor_info(state: State, job: JobRow) -> ActorInfo:
         ended=job.ended_at,
         detached=not job.owner,
         incarnation=member.attempt_id if member else "",
+        parent=job.parent,
     )
 
 
@@ -346,6 +347,7 @@ def served_actor_info(state: State, registration: ActorRegistration) -> ActorInf
         reason=str(Reason(ReasonKind.MACHINE_SILENT, attempt.node)) if silent and attempt else "",
         started=attempt.started_at if attempt else None,
         incarnation=endpoint.incarnation,
+        parent=attempt.job_id if attempt else "",
         served=True,
     )
 

@@ -87,11 +87,17 @@ NODES = [
 ]
 ACTORS = [
     ActorInfo(
-        actor_id=f"policy/{role}-{token}", name=f"policy/{role}", namespace=space, status=status, node=node, pid=4711
+        actor_id=f"policy/{role}-{token}",
+        name=f"policy/{role}",
+        namespace=space,
+        status=status,
+        node=node,
+        pid=4711,
+        parent=parent,
     )
-    for role, token, space, status, node in (
-        ("learner", "k3x9m2p4q5r6", "prod", ActorStatus.READY, "gpu-7.lab.example"),
-        ("sampler", "a2b3c4d5e6f7", ANONYMOUS, ActorStatus.RESTARTING, "cpu-12"),
+    for role, token, space, status, node, parent in (
+        ("learner", "k3x9m2p4q5r6", "prod", ActorStatus.READY, "gpu-7.lab.example", JOBS[0].job_id),
+        ("sampler", "a2b3c4d5e6f7", ANONYMOUS, ActorStatus.RESTARTING, "cpu-12", ""),
     )
 ]
 QUEUE = QueueInfo(

@@ -208,6 +208,14 @@ def test_actors_are_listed_by_namespace_and_prefix(scheduler: Cluster) -> None:
     assert list_actors(scheduler.state, "other") == ()
 
 
+def test_an_actor_names_the_job_that_serves_or_has_created_it(scheduler: Cluster) -> None:
+    scheduler.register("served", "token", "s-a:0:0")
+    scheduler.register("of the driver", "another", "d")
+    scheduler.launch(job("created", entry=EntryKind.ACTOR), session="s-a:0:0")
+    parents = {info.name: info.parent for info in list_actors(scheduler.state)}
+    assert parents == {"a": "", "b": "", "served": "a", "created": "a", "of the driver": ""}
+
+
 def test_ended_actors_are_listed_before_those_that_live_and_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = Cluster()
     scheduler.driver()
