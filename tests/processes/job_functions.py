@@ -74,6 +74,7 @@ def describe(attempt_spec: AttemptSpec, outcome_fd: int, control_fd: int) -> Non
         "interval": sys.getswitchinterval(),
         "payload": attempt_spec.payload_path and open(attempt_spec.payload_path).read(),  # noqa: SIM115
         "interpreter_flag": sys.dont_write_bytecode,
+        "imported": sorted(name for name in sys.modules if name.startswith("fray.")),
     }
     succeed(outcome_fd, json.dumps(seen).encode())
 

@@ -10,6 +10,7 @@ import socket
 import stat
 import statistics
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fray.model.specs import AttemptSpec, EndReason, EntryKind, Phase, Terminati
 from fray.net.codec import blob_id
 from fray.net.switch_interval import SWITCH_INTERVAL_S
 from fray.node.attempts.process_launcher import ProcessLauncher
+from fray.node.job_process.bootstrap import IDLE_PRELOAD
 from fray.node.linux.process_tree import descendants
 from fray.node.resources.attempt_limit import AttemptLimiter
 from tests.processes.launcher_bench import (
@@ -459,6 +461,15 @@ async def test_a_state_directory_can_be_used_again(tmp_path: Path) -> None:
 async def test_a_zygote_that_cannot_import_says_so_at_once(tmp_path: Path) -> None:
     with pytest.raises(LaunchFailed, match="no_such_module"):
         await ProcessLauncher(tmp_path, warm=("no_such_module",)).run()
+
+
+async def test_a_zygote_that_has_been_idle_has_imported_the_blocking_and_the_v2_interface(tmp_path: Path) -> None:
+    async with open_bench(tmp_path) as bench:
+        with trio.fail_after(60):
+            for number in count():
+                if set(IDLE_PRELOAD) <= set((await describe(bench, f"describe-{number}"))["imported"]):
+                    break
+                await trio.sleep(0.3)
 
 
 async def test_a_zygote_that_is_killed_before_it_is_ready_is_started_again(

@@ -37,6 +37,8 @@ from fray.node.resources.device_variables import device_variables
 ENTRY = "fray.runtime.__main__:main"
 PRELOAD = ("fray.runtime.__main__", "fray:load", "fray.runtime.process.warmup:warm_up")
 """Modules that a zygote imports, and functions it calls, once for all jobs."""
+IDLE_PRELOAD = ("fray.blocking", "fray.v2")
+"""Modules that a zygote imports when it has been idle: many jobs use them, and no start of a node waits for them."""
 WARM_AMONG_MACHINES = ("fray.net.transports.tls_listener:warm_up",)
 """Functions that a zygote calls besides where connections are TCP."""
 _INSTALLED = re.compile(r"/(site-packages|dist-packages)(/|$)|/lib(64)?/python[\d.]+(\.zip|/lib-dynload)?$")

@@ -33,7 +33,7 @@ from fray.model.specs import ActorConfig, AttemptSpec, EndReason, EntryKind, Job
 from fray.net.codec import from_json, to_json
 from fray.net.file_limits import lower_limit
 from fray.net.memory_protection import forbid_inspection, hides_processes
-from fray.node.job_process.bootstrap import run_entrypoint
+from fray.node.job_process.bootstrap import IDLE_PRELOAD, run_entrypoint
 from fray.node.linux.process_tree import become_subreaper, end_descendants, set_title
 from fray.node.shim.main import run_shim
 from fray.node.shim.pid_namespace import fork_init, namespace_error
@@ -41,6 +41,8 @@ from fray.node.shim.spawn import close_all_but
 from fray.node.zygotes.copy_on_write import compact_heap
 
 PACKET_LIMIT_BYTES = 4096
+IDLE_S = 0.25
+"""Seconds without a request after which a zygote imports the rest: a request meanwhile waits for about 0.1 s."""
 SHIMS_S = 0.5
 """Seconds that shims have to end their jobs, once the node has ended."""
 
@@ -70,8 +72,12 @@ class Zygote:
             self.selector.register(source, selectors.EVENT_READ)
         # Tested here and not in the node: it takes a fork from a process with one thread.
         self._send(ready=os.getpid(), namespace=namespace_error())
+        idle_s: float | None = IDLE_S
         while True:
-            ready = {key.fileobj for key, _ in self.selector.select()}
+            ready = {key.fileobj for key, _ in self.selector.select(idle_s)}
+            if not ready:
+                idle_s = None
+                _preload_when_idle()
             # Before the link: requests of a node that has died are not served.
             if self.node_pidfd in ready:
                 break
@@ -260,6 +266,14 @@ def preload(names: Sequence[str]) -> None:
     the heap."""
     import_all(names)
     _warm_codec()
+    compact_heap()
+
+
+def _preload_when_idle() -> None:
+    """Import what jobs of the blocking and the v2 interface need, for which each would take 0.1 s of CPU time."""
+    # An environment of a job may have packages with which they cannot be imported; jobs that need them will say so.
+    with contextlib.suppress(ImportError):
+        import_all(IDLE_PRELOAD)
     compact_heap()
 
 
