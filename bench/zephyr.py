@@ -10,8 +10,9 @@ length; on Fray's `local` and `machine` (with Zephyr preloaded), and in the same
     --profile           instead: whose code runs, as shares of samples in all processes (py-spy must be on PATH)
 
 Shards run in Zephyr's workers (`InlineRunner`). Per client: ``first_start_s`` and ``next_start_s``, until all workers
-of a group are there; ``pipelines_s``; ``cpu_s`` of all processes, with the import of Zephyr in each; and ``loop_s``,
-``loop_cpu_s``, the same by plain loops. `make test-marin` makes the environment.
+of a group are there; ``pipelines_s`` of the fastest group, ``shards_s`` of it in which a worker runs shards, and
+``gap_ms``, the median time between two shards of a stage on a worker; ``cpu_s`` of all processes, with the import of
+Zephyr in each; and ``loop_s``, ``loop_cpu_s``, the same by plain loops. `make test-marin` makes the environment.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ def run(spec: str, paths: list[Path], arguments: list[str]) -> dict[str, float]:
     cpu_s = reap() - before - found["loop_cpu_s"]
     return (
         starts
-        | {"pipelines_s": min(found["pipelines_s"]), "cpu_s": cpu_s}
-        | {name: found[name] for name in ("loop_s", "loop_cpu_s")}
+        | {"cpu_s": cpu_s}
+        | {name: found[name] for name in ("pipelines_s", "shards_s", "gap_ms", "loop_s", "loop_cpu_s")}
     )
 
 
@@ -128,6 +129,8 @@ def main() -> None:
     if options.marin_fray:
         for number in ("pipelines_s", "cpu_s"):
             ratios[f"{number}: fray local / marin local"] = results.ratio(number, "fray local", "marin local")
+    if options.ray:
+        ratios["gap_ms: fray machine / ray"] = results.ratio("gap_ms", "fray machine", "ray")
     report(f"Zephyr, {options.shards} shards, {options.workers} workers", results, ratios, options.json)
 
 

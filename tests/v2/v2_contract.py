@@ -436,7 +436,8 @@ def test_wait_all_returns_at_once_after_terminate(client: Any, tmp_path: Path) -
     began = time.monotonic()
     found = wait_all([done, *waits], raise_on_failure=False)
     assert found == [JobStatus.SUCCEEDED, JobStatus.STOPPED, JobStatus.STOPPED]
-    assert time.monotonic() - began < 2.0
+    # The functions wait for "go" for LATE_S.
+    assert time.monotonic() - began < LATE_S / 2
     write(tmp_path / "go")
 
 
