@@ -260,17 +260,22 @@ class Place:
         quoted = " ".join(
             '"' + each.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") + '"' for each in command
         )
+        # Not the journal, which users of many machines cannot read.
+        out = str(self.file("out")).replace("%", "%%")
         self.unit_file().parent.mkdir(parents=True, exist_ok=True)
         self.unit_file().write_text(
             f"[Unit]\nDescription=Fray {self.daemon}\nStartLimitIntervalSec=0\n\n"
             f"[Service]\nType=notify\nExecStart={quoted.replace('$', '$$')}\n"
             "ExecReload=/bin/kill -USR2 $MAINPID\nRestart=always\nRestartSec=1\nKillMode=mixed\nTimeoutStopSec=120\n"
-            "Delegate=yes\n\n[Install]\nWantedBy=default.target\n"
+            f"Delegate=yes\nStandardOutput=append:{out}\nStandardError=inherit\n\n[Install]\nWantedBy=default.target\n"
         )
         run(["loginctl", "enable-linger"], 30.0)  # or its user's services end with the last login
         run(["systemctl", "--user", "daemon-reload"], 30.0)
         run(["systemctl", "--user", "enable", self.unit], 30.0)
-        run(["systemctl", "--user", "restart", self.unit], 120.0)
+        try:
+            run(["systemctl", "--user", "restart", self.unit], 120.0)
+        except ImpossibleHere as error:
+            raise ImpossibleHere(f"{error}\n{self.last_lines()}") from None
 
 
 def run(command: list[str], limit_s: float) -> str:
