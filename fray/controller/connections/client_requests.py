@@ -191,7 +191,8 @@ def _once_changed(
     client: ClientConnection, ref: int, wait_s: float, has_changed: Callable[[], bool], make: Callable[[], object]
 ) -> Answer:
     """Answer with what ``make`` returns, once something has changed, or after ``wait_s`` seconds."""
-    if wait_s <= 0 or has_changed() or client.held_back >= HELD_BACK_LIMIT:
+    # In this form, a number that is none is 0, too.
+    if not wait_s > 0 or has_changed() or client.held_back >= HELD_BACK_LIMIT:
         return make(), ()
     client.held_back += 1
     client.hub.start_soon(_answer_once_changed, client, ref, wait_s, has_changed, make)
