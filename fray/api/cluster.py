@@ -335,7 +335,7 @@ class Cluster(ExplainsMissing, ActorQueries, NodeAdmin, PeopleAdmin, Reservation
         return list(await self._runtime.client.jobs.terminate(message))
 
     async def requeue(
-        self, job_ids: Job | JobId | Sequence[Job | JobId], reason: str = "requeued on request"
+        self, job_ids: Job | JobId | Sequence[Job | JobId], reason: str = "on request"
     ) -> RequeueResult:
         """End the attempts of running jobs, which then wait for machines again, at their place in the queue.
 

@@ -741,7 +741,8 @@ def test_a_requeued_job_runs_again_and_says_who_requeued_it(run: Fray) -> None:
     said = run("explain", job_id).out
     assert "requeues: 1, the last one: `fray requeue` by " in said
     assert ": room for the demo (by " in said
-    assert "requeued: `fray requeue` by " in run("events", job_id).out
+    (requeue,) = (event for event in run("events", job_id, "--json").json if event["what"] == "requeued")
+    assert requeue["text"].startswith("`fray requeue` by ")
     assert run("requeue", "--prefix", "back/", "--json").json == {"jobs": [job_id], "refused": {}}
     wait_for_attempt(run, job_id, 2)
     run("stop", job_id)

@@ -146,5 +146,5 @@ def test_events_and_the_explanation_say_who_requeued_it(scheduler: Cluster) -> N
     scheduler.see("a:0:0", ended(EndReason.PREEMPTED))
     scheduler.see("a:1:0", Phase.RUNNING)
     texts = [one.event.text for one in effects if isinstance(one, EventRecorded) and one.event.what == "requeued"]
-    assert texts == ["requeued: room for the demo (by driver d)"]
+    assert texts == ["room for the demo (by driver d)"]
     assert "requeues: 1, the last one: room for the demo (by driver d)" in explain(scheduler.state, "a", scheduler.now)

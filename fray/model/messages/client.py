@@ -141,7 +141,7 @@ class Requeue:
 
     generations: dict[JobId, int]
     """Generation that is meant, by job: a repeated request has no second effect."""
-    reason: str = "requeued on request"
+    reason: str = "on request"
 
 
 @frozen(kw_only=True)

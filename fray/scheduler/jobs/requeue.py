@@ -45,5 +45,5 @@ def _requeue(state: State, out: EffectBuffer, job: JobRow | None, generation: in
         return "its author allows no restart after a preemption (max_retries_preemption=0, max_restarts=0)"
     # Before its end, which may be decided at once: then the budget is asked for.
     job.requeued, job.requeued_by = generation, by
-    preempt_job(state, out, job, f"requeued: {by}", what="requeued")
+    preempt_job(state, out, job, by, what="requeued")
     return ""

@@ -374,7 +374,7 @@ def preempt_job(
 
     Args:
         notice_limit_s: longest notice; None: that of the policy alone.
-        what: name of the event.
+        what: name of the event, whose text is ``why``; the outcome begins with it unless it is ``preempted``.
 
     Returns:
         False: it is not placed, or its end was decided before.
@@ -385,7 +385,8 @@ def preempt_job(
     limit_s = state.policy.preemption.notice_limit_s
     job.notice_s = min(job.spec.notice_s, limit_s if notice_limit_s is None else min(limit_s, notice_limit_s))
     out.log_event(job.job_id, what, why + (f"; it has {job.notice_s:g} s notice" if job.notice_s else ""))
-    end_generation(state, out, job, Outcome(cause=EndReason.PREEMPTED, message=why), EndReason.PREEMPTED)
+    message = why if what == "preempted" else f"{what}: {why}"
+    end_generation(state, out, job, Outcome(cause=EndReason.PREEMPTED, message=message), EndReason.PREEMPTED)
     retry_or_commit(state, out, job)
     return True
 
