@@ -334,9 +334,7 @@ class Cluster(ExplainsMissing, ActorQueries, NodeAdmin, PeopleAdmin, Reservation
         )
         return list(await self._runtime.client.jobs.terminate(message))
 
-    async def requeue(
-        self, job_ids: Job | JobId | Sequence[Job | JobId], reason: str = "on request"
-    ) -> RequeueResult:
+    async def requeue(self, job_ids: Job | JobId | Sequence[Job | JobId], reason: str = "on request") -> RequeueResult:
         """End the attempts of running jobs, which then wait for machines again, at their place in the queue.
 
         As a preemption, with its notice and termination steps, but it costs none of their retries. What they own ends

@@ -30,6 +30,7 @@ from fray.cli.main import main
 from fray.cli.options import parser_of
 from fray.cli.run import request_of
 from fray.model.monitoring.health import HealthCheck
+from fray.node.shim.stack_capture import find_py_spy
 from tests.support import job_functions
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -318,10 +319,35 @@ def test_an_actor_is_called_with_json_and_its_stacks_are_shown(run: Fray, lab: L
     trio.run(within)
 
 
+@pytest.mark.skipif(not find_py_spy(), reason="py-spy is not installed: pip install 'fray[stacks]'")
+def test_py_spy_records_a_job_with_its_native_frames(run: Fray, jobs: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "native.json"
+    said = run("profile", "lab/parent", "--native", "--seconds", "2", "--output", str(file), "--json")
+    if "lets it read no other process" in said.err:
+        pytest.skip("ptrace is refused on this machine")
+    assert said.code == 0, said.err
+    assert said.json["file"] == str(file)
+    document = json.loads(file.read_text())
+    assert document["name"] == jobs["lab/parent"]
+    assert sum(len(each["samples"]) for each in document["profiles"]) == said.json["samples"] > 10
+    # What a loop of Trio waits in is C; its caller is Python.
+    frames = document["shared"]["frames"]
+    assert any("epoll" in frame["name"] and not frame["file"].endswith(".py") for frame in frames), frames
+    assert any(frame["file"].endswith("_run.py") for frame in frames), frames
+    assert file.read_text() not in run("audit", "--json").out
+    program = run(*DETACHED, "no-python", "--", "sleep", "1000").out.strip()
+    wait_for_attempt(run, program, 0)
+    refused = run("profile", program, "--native", "--seconds", "1")
+    assert refused.code == 2
+    assert refused.err.startswith(f"fray: py-spy has recorded nothing of {program}: ")
+    run("stop", program)
+
+
 def test_a_job_is_profiled_into_a_file_of_speedscope(run: Fray, jobs: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "profile.json"
     said = run("profile", "lab/parent", "--seconds", "1", "--output", str(file), "--json")
-    assert (said.code, said.json["file"]) == (0, str(file))
+    assert said.code == 0, said.err
+    assert said.json["file"] == str(file)
     document = json.loads(file.read_text())
     assert document["name"] == jobs["lab/parent"]
     assert document["profiles"]

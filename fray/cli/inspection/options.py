@@ -37,13 +37,15 @@ def add_actor_list(verbs: Verbs, name: str, example: str) -> None:
 
 def add_profile(verbs: Verbs) -> None:
     text = "sample the stacks of a running job, and write a file for https://www.speedscope.app"
-    parser = verb(
-        verbs, "profile", "inspection.profile:profile", text, "  fray profile train --seconds 60 --output train.json"
-    )
+    example = "  fray profile train --seconds 60 --output train.json\n  fray profile train --native"
+    parser = verb(verbs, "profile", "inspection.profile:profile", text, example)
     one_job(parser)
     parser.add_argument("--seconds", type=float, default=30.0, metavar="S", help="how long (default: %(default)g)")
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="(default: the name of the job with .speedscope.json)"
+    )
+    parser.add_argument(
+        "--native", action="store_true", help="100 samples a second, with frames of C and C++, by py-spy on its machine"
     )
 
 

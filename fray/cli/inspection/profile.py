@@ -1,9 +1,13 @@
-"""``fray profile``: samples the stacks of a job into a file of speedscope (https://www.speedscope.app)."""
+"""``fray profile``: samples the stacks of a job into a file of speedscope (https://www.speedscope.app).
+
+As often as stacks can be captured; or with ``--native`` by one ``py-spy record`` on its machine.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -14,9 +18,11 @@ import trio
 
 from fray import __version__
 from fray.api.cluster import Cluster
+from fray.cli.live.exec import run_recorder
 from fray.cli.output import note, say_json
 from fray.cli.target import find_running
 from fray.errors import InvalidRequest
+from fray.model.specs import JobInfo
 from fray.model.text import plural
 
 Frame: TypeAlias = tuple[str, str, int]
@@ -40,6 +46,8 @@ async def profile(cluster: Cluster, options: argparse.Namespace) -> int:
         raise InvalidRequest(f"--seconds {options.seconds:g} must be above 0, and at most 3600")
     info = await find_running(cluster, options, "only running jobs have stacks")
     output: Path = options.output or Path(f"{info.name.replace('/', '-')}.speedscope.json")
+    if options.native:
+        return await _profile_native(info, output, options)
     samples: list[tuple[float, str, list[Frame]]] = []
     captures, problem = 0, ""
     begun = trio.current_time()
@@ -58,10 +66,7 @@ async def profile(cluster: Cluster, options: argparse.Namespace) -> int:
             f"no stacks of Python were captured: {problem.partition(chr(10))[0] or 'the job has ended'}"
         )
     lasted_s = trio.current_time() - begun
-    try:
-        await trio.Path(output).write_text(json.dumps(speedscope(info.job_id, samples, lasted_s)))
-    except OSError as error:
-        raise InvalidRequest(f"{output}: {error.strerror}") from None
+    await _write(output, json.dumps(speedscope(info.job_id, samples, lasted_s)))
     if options.json:
         say_json({"file": str(output), "captures": captures, "seconds": lasted_s})
     else:
@@ -69,6 +74,48 @@ async def profile(cluster: Cluster, options: argparse.Namespace) -> int:
             f"wrote {plural(captures, 'capture')} in {lasted_s:.0f} s to {output}: open it at https://www.speedscope.app"
         )
     return 0
+
+
+async def _write(output: Path, text: str) -> None:
+    try:
+        await trio.Path(output).write_text(text)
+    except OSError as error:
+        raise InvalidRequest(f"{output}: {error.strerror}") from None
+
+
+# By py-spy -----------------------------------------------------------------------------------------------------------
+
+
+async def _profile_native(info: JobInfo, output: Path, options: argparse.Namespace) -> int:
+    """Write what py-spy records of all processes of a job, until Ctrl-C at most."""
+    code, recorded, said = await run_recorder(info.job_id, math.ceil(options.seconds))
+    try:
+        document = json.loads(recorded)
+    except ValueError:
+        document = {"profiles": []}
+    samples = sum(len(each["samples"]) for each in document["profiles"])
+    if not samples:
+        raise InvalidRequest(f"py-spy has recorded nothing of {info.job_id}: {_refusal(code, said)}")
+    document["name"] = info.job_id
+    await _write(output, json.dumps(document))
+    if options.json:
+        say_json({"file": str(output), "samples": samples, "seconds": options.seconds})
+    else:
+        note(f"wrote {plural(samples, 'sample')} to {output}: open it at https://www.speedscope.app")
+    return 0
+
+
+def _refusal(code: int, said: str) -> str:
+    """Return why py-spy has recorded nothing, and what to do."""
+    if re.search("permission|not permitted", said, re.IGNORECASE):
+        return (
+            "the machine lets it read no other process (ptrace): run fray-node as root, or set "
+            "kernel.yama.ptrace_scope=0 there; without --native, stacks are sampled without it"
+        )
+    return said.strip().rpartition("\n")[2] or f"exit code {code}"
+
+
+# By captures ---------------------------------------------------------------------------------------------------------
 
 
 def stacks_in(text: str) -> Iterator[tuple[str, list[Frame]]]:

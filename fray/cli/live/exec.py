@@ -18,6 +18,7 @@ from fray.cli.main import PIPE_CLOSED
 from fray.cli.output import say_json
 from fray.cli.target import find_running
 from fray.errors import ConnectionFailed
+from fray.model.ids import JobId
 from fray.model.messages.command_frames import FrameKind, FrameReader, data_frame, number_frame, number_of, size_frame
 from fray.model.messages.tunnels import OpenTunnel, RunCommand
 from fray.net.tunnels.byte_stream import ByteStreamTunnel
@@ -43,15 +44,22 @@ async def run_command(cluster: Cluster, options: argparse.Namespace) -> int:
         term=os.environ.get("TERM", ""),
     )
     session = _CommandSession(has_terminal, keeps_output=options.json)
-    async with _open(command) as tunnel:
-        with raw_keyboard() if has_terminal else contextlib.nullcontext():
-            await session.run(tunnel)
-    if session.code is None:
-        raise ConnectionFailed(f"the command was ended with its connection: {tunnel.error or 'the job has ended'}")
+    with raw_keyboard() if has_terminal else contextlib.nullcontext():
+        code = await session.run(command)
     if options.json:
-        out, error = (session.kept[kind].decode("utf-8", "replace") for kind in (FrameKind.OUTPUT, FrameKind.ERROR))
-        say_json({"job_id": info.job_id, "member": options.member, "exit_code": session.code, "out": out, "err": error})
-    return session.code
+        out, error = session.kept_text()
+        say_json({"job_id": info.job_id, "member": options.member, "exit_code": code, "out": out, "err": error})
+    return code
+
+
+async def run_recorder(job: JobId, seconds: int) -> tuple[int, str, str]:
+    """Record the native stacks of a job; return the exit code, the output and the errors of py-spy.
+
+    Ctrl-C is sent to py-spy, which writes what it has; a second one ends it. Raises FrayError: see `OpenTunnel`.
+    """
+    session = _CommandSession(has_terminal=False, keeps_output=True, has_input=False)
+    code = await session.run(RunCommand(job=job, argv=("py-spy", "record"), record_s=seconds))
+    return code, *session.kept_text()
 
 
 @contextlib.asynccontextmanager
@@ -77,6 +85,7 @@ class _CommandSession:
 
     has_terminal: bool
     keeps_output: bool
+    has_input: bool = True
     code: int | None = None
     """Exit code; None until the command has ended."""
     kept: dict[FrameKind, bytearray] = Factory(_kept)
@@ -84,16 +93,32 @@ class _CommandSession:
     _out: trio.MemorySendChannel[bytes] | None = None
     _frames: trio.MemoryReceiveChannel[bytes] | None = None
 
-    async def run(self, tunnel: ByteStreamTunnel) -> None:
-        """Carry until the command has ended or the connection is lost."""
+    async def run(self, command: RunCommand) -> int:
+        """Run a command until it has ended; return its exit code.
+
+        Raises:
+            ConnectionFailed: the connection is lost.
+            FrayError: as `OpenTunnel`.
+        """
         self._out, self._frames = trio.open_memory_channel[bytes](FRAMES_AHEAD)
-        async with trio.open_nursery() as nursery:
+        async with _open(command) as tunnel, trio.open_nursery() as nursery:
             nursery.start_soon(self._read_input)
             nursery.start_soon(self._pass_signals, nursery.cancel_scope)
             await tunnel.carry(self)
             nursery.cancel_scope.cancel()
+        if self.code is None:
+            raise ConnectionFailed(f"the command was ended with its connection: {tunnel.error or 'the job has ended'}")
+        return self.code
+
+    def kept_text(self) -> tuple[str, str]:
+        """Return what the command has written as output and as errors."""
+        out, error = (self.kept[kind].decode("utf-8", "replace") for kind in (FrameKind.OUTPUT, FrameKind.ERROR))
+        return out, error
 
     async def _read_input(self) -> None:
+        if not self.has_input:
+            await self._send(data_frame(FrameKind.INPUT, b""))
+            return
         while True:
             # In a thread, which is left behind at the end: standard input may be a file, or what cannot be waited for.
             data = await trio.to_thread.run_sync(os.read, 0, READ_BYTES, abandon_on_cancel=True)

@@ -30,6 +30,9 @@ class RunCommand:
     columns: int = 0
     term: str = ""
     """Type of the terminal (``TERM``)."""
+    record_s: int = 0
+    """Instead of ``argv``, record native stacks of the member with the machine's py-spy for so many seconds; the output
+    is a file of speedscope. It is in no control group of the job, and its memory is not that of the job."""
 
 
 @frozen(kw_only=True)

@@ -335,10 +335,13 @@ class ProcessLauncher(Launcher):
             raise Refused(f"{attempt_id} is not running yet, or no more")
         if attempt.prepared is not None and attempt.prepared.image:
             raise Refused(f"{attempt_id} runs in a container, which no command can be started in")
+        if command.record_s and not find_py_spy():
+            raise Refused("py-spy is not installed on this machine: pip install 'fray[stacks]' where fray-node runs")
         near, far = socket.socketpair()
         with far:
-            # By the shim, below which everything ends with the attempt; it and this node relay bytes alone.
-            attempt.control.notify_with(far.fileno(), command=1)
+            # By the shim, so that it ends with the attempt. It takes the descriptor for the first word that it knows.
+            record = {"record": find_py_spy()} if command.record_s else {}
+            attempt.control.notify_with(far.fileno(), **record, command=1)
         near.setblocking(False)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(near))
         try:

@@ -45,7 +45,7 @@ class ShimConnection:
         with contextlib.suppress(OSError):
             self._socket.send(json.dumps(message).encode() + b"\n")
 
-    def notify_with(self, descriptor: int, **message: int) -> None:
+    def notify_with(self, descriptor: int, **message: int | str) -> None:
         """Send a small message with a descriptor, as `notify`."""
         with contextlib.suppress(OSError):
             socket.send_fds(self._socket, [json.dumps(message).encode() + b"\n"], [descriptor])

@@ -22,6 +22,8 @@ import time
 import traceback
 from typing import NoReturn
 
+from attrs import evolve
+
 from fray.errors import ProtocolMismatch
 from fray.model.messages.command_frames import FrameKind, FrameReader, data_frame, number_frame, number_of, size_of
 from fray.model.messages.tunnels import ARGV_LIMIT_BYTES, RunCommand
@@ -56,13 +58,23 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 class CommandRunner(ShimPlugin):
     """Starts commands, and ends them with the job."""
 
-    def __init__(self, shim: ShimContext, config: ShimConfig, allocation: Allocation) -> None:
-        self._shim, self._config, self._allocation = shim, config, allocation
+    def __init__(self, shim: ShimContext, main_pid: int, config: ShimConfig, allocation: Allocation) -> None:
+        self._shim, self._main_pid, self._config, self._allocation = shim, main_pid, config, allocation
         self._processes: dict[int, int] = {}
         """Descriptor of each process that carries a command, and its pid."""
+        self._recorders: set[int] = set()
+        """Pids of those that record stacks."""
 
-    def start(self, connection: int) -> None:
-        """Run the command that the first line on this socket names."""
+    def recorder_pids(self) -> list[int]:
+        """Return the pids of what records stacks: its memory is not the job's."""
+        return [each for pid in self._recorders for each in (pid, *descendants(pid))]
+
+    def start(self, connection: int, py_spy: str = "") -> None:
+        """Run the command that the first line on this socket names.
+
+        Args:
+            py_spy: program that records stacks in place of it.
+        """
         if connection < 0:
             return
         shim = os.getpid()
@@ -74,19 +86,26 @@ class CommandRunner(ShimPlugin):
             if pid == 0:
                 # The refusal needs a process, too: this one must not wait until it is received.
                 is_allowed = running < COMMANDS_LIMIT
-                _carry_command(shim, connection, self._config, self._allocation, is_allowed)
+                # What records stacks is not in the job's control group, whose limit it might exceed.
+                allocation = self._allocation if not py_spy else evolve(self._allocation, group="")
+                recorder = (py_spy, self._main_pid) if py_spy else None
+                _carry_command(shim, connection, self._config, allocation, is_allowed, recorder)
             descriptor = os.pidfd_open(pid)
         except OSError:
             return  # the other side reads the end of the stream
         finally:
             os.close(connection)
         self._processes[descriptor] = pid
+        if py_spy:
+            self._recorders.add(pid)
         self._shim.add_reader(descriptor, lambda: self._on_ended(descriptor))
 
     def _on_ended(self, descriptor: int) -> None:
         self._shim.remove_reader(descriptor)
         os.close(descriptor)
-        os.waitpid(self._processes.pop(descriptor), 0)
+        pid = self._processes.pop(descriptor)
+        self._recorders.discard(pid)
+        os.waitpid(pid, 0)
 
     def on_exit(self) -> None:
         """End all commands: they are not the job's, and must not be counted as left behind by it."""
@@ -101,7 +120,12 @@ class CommandRunner(ShimPlugin):
 
 
 def _carry_command(
-    shim: int, descriptor: int, config: ShimConfig, allocation: Allocation, is_allowed: bool
+    shim: int,
+    descriptor: int,
+    config: ShimConfig,
+    allocation: Allocation,
+    is_allowed: bool,
+    recorder: tuple[str, int] | None,
 ) -> NoReturn:
     try:
         die_with(shim)
@@ -123,7 +147,10 @@ def _carry_command(
         os.environ.update(variables)
         directory = working_directory(config.attempt_spec, config.prepared.cwd)
         with socket.socket(fileno=descriptor) as connection:
-            carrier = _Carrier(connection, _receive_command(connection), directory)
+            command = _receive_command(connection)
+            if recorder is not None:
+                command = evolve(command, argv=_record_argv(*recorder, command.record_s))
+            carrier = _Carrier(connection, command, directory)
             if is_allowed:
                 carrier.run()
             else:
@@ -133,6 +160,13 @@ def _carry_command(
     finally:
         end_descendants()
         os._exit(0)
+
+
+def _record_argv(py_spy: str, pid: int, seconds: int) -> tuple[str, ...]:
+    """Return the command that records all processes of a job. Its output is the file, its errors what py-spy says."""
+    options = ("--native", "--idle", "--threads", "--subprocesses", "--format", "speedscope", "--rate", "100")
+    command = (py_spy, "record", *options, "--duration", str(seconds), "--output", "/dev/fd/3", "--pid", str(pid))
+    return "sh", "-c", 'exec "$@" 3>&1 1>&2', "sh", *command
 
 
 def _receive_command(connection: socket.socket) -> RunCommand:

@@ -20,6 +20,7 @@ import gc
 import os
 import socket
 import traceback
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,9 +79,16 @@ def run_shim(control: socket.socket, node_pidfd: int) -> ProcessSpec:
     loop = ShimLoop(attempt_spec, directory, child, node, node_pidfd, _open_log(directory, first["log"]))
     progress_reader, capturer = _add_monitoring(loop, attempt_spec, pipe)
     allocation = Allocation(**first["allocation"])
-    _add_limits(loop, allocation, UsageReporter(progress_reader.on_usage), capturer)
-    loop.add(commands := CommandRunner(loop, _shim_config(attempt_spec, first), allocation))
+    commands = CommandRunner(loop, child.pid, _shim_config(attempt_spec, first), allocation)
+    _add_limits(
+        loop,
+        allocation,
+        UsageReporter(progress_reader.on_usage),
+        lambda: [*capturer.pids(), *commands.recorder_pids()],
+    )
+    loop.add(commands)
     loop.handlers["command"] = lambda _: commands.start(node.take_descriptor())
+    loop.handlers["record"] = lambda py_spy: commands.start(node.take_descriptor(), py_spy)
     # Imported for containers only: each shim would pay for it in time and in copied pages.
     if first["prepared"]["image"]:
         from fray.node.shim.container_plugin import ContainerPlugin
@@ -109,11 +117,13 @@ def _add_monitoring(loop: ShimLoop, attempt_spec: AttemptSpec, pipe: int) -> tup
     return progress_reader, capturer
 
 
-def _add_limits(loop: ShimLoop, allocation: Allocation, usage_reporter: UsageReporter, capturer: StackCapturer) -> None:
-    """Add the plug-ins that measure the process tree and enforce its limits."""
+def _add_limits(
+    loop: ShimLoop, allocation: Allocation, usage_reporter: UsageReporter, not_counted: Callable[[], list[int]]
+) -> None:
+    """Add the plug-ins that measure the process tree, but for pids that are not the job's, and enforce its limits."""
     # At once: the time of a termination policy would suffice to exhaust the machine's memory.
     fail_now = partial(loop.fail, now=True)
-    loop.add(ResourceUsage(allocation.limit_bytes, fail_now, usage_reporter.on_sample, capturer.pids))
+    loop.add(ResourceUsage(allocation.limit_bytes, fail_now, usage_reporter.on_sample, not_counted))
     # After ResourceUsage: the guard amends the outcome last and takes the larger of the two peaks.
     if allocation.group:
         loop.add(CgroupGuard(Cgroup(allocation.group, allocation.group_version), allocation.limit_bytes, fail_now))
