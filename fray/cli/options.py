@@ -394,7 +394,7 @@ def _add_reservation_list(verbs: Verbs, name: str, group: str = "") -> None:
 def _reservation(verbs: Verbs) -> None:
     below = verb_group(verbs, "reservation", "list, show, renew or release reservations: `fray reservation show ID`")
     _add_reservation_list(below, "ls", "reservation ")
-    text = "show one reservation: units, jobs, events"
+    text = "show one reservation: units, jobs, events; one that is gone: when, machines, who ended it and why"
     show = verb(below, "show", "reservations:show", text, "  fray reservation show train-k3x9")
     show.add_argument("reservation", metavar="ID")
     text = "restart the time to live of a reservation"

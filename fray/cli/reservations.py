@@ -21,10 +21,10 @@ from fray.cli.output import (
     width,
 )
 from fray.cli.target import namespace_of
-from fray.errors import InvalidRequest
+from fray.errors import InvalidRequest, NoSuchReservation
 from fray.model.messages.history import RecordedReservation
 from fray.model.reservations import ReservationInfo, ReservationState
-from fray.model.text import list_text
+from fray.model.text import byte_size_text, list_text
 
 NODES_SHOWN = 3
 
@@ -46,11 +46,7 @@ async def _with_gone(cluster: Cluster, found: Sequence[ReservationInfo], options
     """Print those that live and, below them, all that are gone."""
     living = [info for info in found if info.state is not ReservationState.ENDED]
     namespace = namespace_of(options)
-    gone = [
-        one
-        for one in await cluster.reservation_history()
-        if one.ended_at is not None and namespace in (None, "*", one.namespace)
-    ]
+    gone = await _gone(cluster, namespace)
     if options.json:
         say_json({"reservations": living, "gone": gone})
         return 0
@@ -59,13 +55,22 @@ async def _with_gone(cluster: Cluster, found: Sequence[ReservationInfo], options
     return 0
 
 
+async def _gone(cluster: Cluster, namespace: str | None) -> list[RecordedReservation]:
+    """Return the reservations of a namespace that have ended; None or ``"*"``: of all."""
+    return [
+        one
+        for one in await cluster.reservation_history()
+        if one.ended_at is not None and namespace in (None, "*", one.namespace)
+    ]
+
+
 def gone_table(found: Sequence[RecordedReservation], max_width: int | None) -> list[str]:
     """Return one line for each reservation that is gone."""
     heads = ["GONE", "USER", "UNITS", "MACHINES", "REQUESTED", "HELD AFTER", "ENDED", "ENDED BY", "REASON"]
     rows = [
         [
             *(one.reservation_id, one.user),
-            f"{one.min_units}" if one.min_units == one.max_units else f"{one.min_units}..{one.max_units}",
+            _range_text(one.min_units, one.max_units),
             list_text(one.nodes, NODES_SHOWN),
             clock(one.created_at),
             "never" if one.held_at is None else span(one.held_at - one.created_at),
@@ -112,17 +117,64 @@ def reservation_table(found: Sequence[ReservationInfo], now: float, max_width: i
 
 def units_text(info: ReservationInfo) -> str:
     """Return its number of units: ``4``, or ``2..4``."""
-    return f"{info.max_units}" if info.min_units == info.max_units else f"{info.min_units}..{info.max_units}"
+    return _range_text(info.min_units, info.max_units)
+
+
+def _range_text(least: int, most: int) -> str:
+    return f"{most}" if least == most else f"{least}..{most}"
 
 
 async def show(cluster: Cluster, options: argparse.Namespace) -> int:
     """Run ``fray reservation show``."""
-    info = await find_reservation(cluster, options.reservation, options)
+    info: ReservationInfo | RecordedReservation
+    try:
+        info = await find_reservation(cluster, options.reservation, options)
+    except NoSuchReservation as error:
+        info = await _find_gone(cluster, options, error)
     if options.json:
         say_json(info)
+    elif isinstance(info, RecordedReservation):
+        say(described_gone(info))
     else:
         say(described(info, time.time(), width()))
     return 0
+
+
+async def _find_gone(cluster: Cluster, options: argparse.Namespace, error: NoSuchReservation) -> RecordedReservation:
+    """Return the reservation of this id that is gone, else the last one of this name.
+
+    Raises:
+        NoSuchReservation: none; it is ``error``.
+    """
+    text, gone = options.reservation, await _gone(cluster, namespace_of(options))
+    found = [one for one in gone if one.reservation_id == text] or [one for one in gone if one.name == text]
+    if not found:
+        raise error
+    return max(found, key=lambda one: one.ended_at or 0.0)
+
+
+def described_gone(one: RecordedReservation) -> list[str]:
+    """Return all details of a reservation that is gone."""
+    devices = f", {one.devices} {one.device_variant or one.device_kind}" if one.devices else ""
+    hosts = f", {one.hosts} hosts" if one.hosts > 1 else ""
+    unit = f"each {one.cpu_milli / 1000:g} CPUs and {byte_size_text(one.memory_bytes)} of memory{devices}{hosts}"
+    return fields(
+        [
+            ("reservation", one.reservation_id),
+            ("state", "gone"),
+            ("reason", one.reason),
+            ("ended by", one.ended_by),
+            ("units", f"{one.units_given} given in all of {_range_text(one.min_units, one.max_units)}, {unit}"),
+            ("machines", ", ".join(one.nodes)),
+            ("priority", f"{one.band}, {one.priority}"),
+            ("requested", clock(one.created_at)),
+            ("held", "never" if one.held_at is None else clock(one.held_at)),
+            ("ended", clock(one.ended_at)),
+            ("namespace", one.namespace),
+            ("owner", one.owner or "the cluster (detached)"),
+            ("user", one.user),
+        ]
+    )
 
 
 def described(info: ReservationInfo, now: float, max_width: int | None) -> list[str]:

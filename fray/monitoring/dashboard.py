@@ -39,6 +39,8 @@ RECONNECT_S = 1.0
 """Pause before a new session with the controller: a page is waiting."""
 LINES_AT_ONCE = 500
 """Lines of a log in one event."""
+PROGRESS_EVERY_S = 0.1
+"""Pause between two questions for the progress of some jobs, in seconds."""
 HELD_EVERY_S = 30.0
 """Pause between two questions for what all jobs have held."""
 AUDIT_LIMIT = 500
@@ -232,6 +234,9 @@ class Dashboard:
         async def reservations(cluster: Cluster) -> Sequence[Row]:
             return keyed("reservation_id", await cluster.list_reservations("*", ended=True))
 
+        async def gone_reservations(cluster: Cluster) -> Sequence[Row]:
+            return [["gone_reservations", await past.reservations(cluster)]]
+
         async def groups(cluster: Cluster) -> Sequence[Row]:
             return [["groups", plain(await cluster.list_machines())]]
 
@@ -258,6 +263,7 @@ class Dashboard:
                 (reservations, 1.0),
                 (groups, 1.0),
                 (job_groups, 1.0),
+                (gone_reservations, 5.0),
                 (users, 5.0),
                 (audit, 5.0),
                 (gone, 5.0),
@@ -268,7 +274,7 @@ class Dashboard:
         self._live.add("held", past.HeldByJob().ask, every_s=HELD_EVERY_S, is_kept=True)
         jobs = JobList()
         self._live.add("jobs", jobs.ask_changes, is_kept=True)
-        self._live.add("progress", jobs.ask_living, into="jobs")
+        self._live.add("progress", jobs.ask_living, every_s=PROGRESS_EVERY_S, into="jobs")
         self._live.add("nodes", NodeList().ask_changes, is_kept=True)
 
     def _status(self, away_s: float) -> Row:

@@ -10,7 +10,7 @@ from attrs import Factory, define
 
 from fray.api.cluster import Cluster
 from fray.api.history import DEFAULT_S
-from fray.errors import InvalidRequest
+from fray.errors import InvalidRequest, Unsupported
 from fray.model.messages.history import AttemptRecord
 from fray.model.monitoring.accounting import DAY_S, HOUR_S, Hours, UsageSum, cost
 from fray.monitoring.json_form import plain
@@ -18,6 +18,8 @@ from fray.monitoring.rows import Row
 
 ATTEMPTS = 200
 """Newest attempts of one machine that are shown."""
+RESERVATIONS = 200
+"""Newest reservations that are gone which are shown."""
 EVENTS = 500
 """Newest events that are shown."""
 PERIODS = 240
@@ -43,6 +45,18 @@ async def held(cluster: Cluster, query: Query) -> dict[str, Any]:
     found = await cluster.history(query.get("by") or "user", **chosen, since_s=since_s, until_s=until_s)
     prices = (await cluster.usage()).prices
     return {"held": plain(found), "costs": plain([cost(each, prices) for each in found]) if prices else []}
+
+
+async def reservations(cluster: Cluster) -> list[Any]:
+    """Return the reservations that have ended in the last week, also those that the cluster has forgotten otherwise:
+    the newest, the last first. Raises FrayError.
+    """
+    try:
+        found = await cluster.reservation_history(since_s=DEFAULT_S)
+    except Unsupported:  # by a controller of an earlier release
+        return []
+    ended = sorted((one for one in found if one.ended_at is not None), key=lambda one: -(one.ended_at or 0.0))
+    return [plain(one) for one in ended[:RESERVATIONS]]
 
 
 async def events(cluster: Cluster, query: Query) -> dict[str, Any]:

@@ -174,7 +174,54 @@ async def test_a_flame_graph_shows_what_a_job_does(lab: Lab) -> None:
             assert tab.errors == []
 
 
-async def test_stop_needs_the_role(lab: Lab, tmp_path: Path) -> None:
+async def test_requeue_asks_once_and_the_job_starts_again(lab: Lab) -> None:
+    job = launched(lab, "moved", "sleep", "600")
+    with running_dashboard(lab) as url:
+        async with open_tab() as tab:
+            await tab.open(url)
+            await tab.evaluate(f"location.hash = '#/job/{job}'")
+            await tab.wait_for("document.querySelector('h1')?.innerText.includes('running')")
+            await tab.click("#requeue")
+            assert job in await tab.text("dialog[open]")
+            await tab.click("dialog[open] button[value='']")
+            await tab.wait_for("!document.querySelector('dialog[open]')")
+            assert len(json.loads(run_fray(lab, "show", job, "--json"))["attempts"]) == 1
+            await tab.click("#requeue")
+            await tab.evaluate("document.querySelector('dialog[open] input').value = 'makes room'")
+            await tab.click("dialog[open] button[value='yes']")
+            # Its second attempt: what is shown is what the command line has.
+            rows = "[...document.querySelectorAll('#view tr')].map((row) => row.innerText)"
+            await tab.wait_for(f"({rows}).some((row) => row.startsWith('1.0') && row.includes('running'))")
+            info = json.loads(run_fray(lab, "show", job, "--json"))
+            assert (info["state"], len(info["attempts"]), info["retries"]) == ("running", 2, {"requeue": 1})
+            said = run_fray(lab, "explain", job)
+            assert ": makes room (by " in said
+            assert await tab.text("#chain") == said.strip()
+            assert tab.errors == []
+
+
+async def test_a_reservation_that_is_gone_has_its_machines_and_its_end(lab: Lab) -> None:
+    config = fray.ReservationConfig(ResourceConfig.with_cpu(cpu=0.1, memory="50MB"), name="held", detached=True)
+    async with fray.open_cluster(lab.spec, token=TOKEN, logs=False) as cluster:
+        reserved = await cluster.create_reservation(config)
+        await (await cluster.follow_reservation(reserved)).wait_held(60)
+        await cluster.release_reservation(reserved, "no longer needed")
+    with running_dashboard(lab) as url:
+        async with open_tab() as tab:
+            await tab.open(url)
+            await tab.evaluate("location.hash = '#/reservations'")
+            await tab.wait_for(f"document.querySelector('#gone')?.innerText.includes({json.dumps(reserved)})")
+            (gone,) = json.loads(run_fray(lab, "reservations", "--all", "--all-namespaces", "--json"))["gone"]
+            cells = "[...document.querySelectorAll('#gone tr:last-child > *')].map((cell) => cell.innerText)"
+            row = await tab.evaluate(cells)
+            assert [row[0], row[2], row[3], *row[7:]] == [
+                *(gone["reservation_id"], "1 given of 1–1", "alpha", gone["ended_by"], gone["reason"])
+            ]
+            assert "no longer needed" in row[8]
+            assert tab.errors == []
+
+
+async def test_stop_and_requeue_need_the_role(lab: Lab, tmp_path: Path) -> None:
     job = launched(lab, "kept", "sleep", "600")
     invitation = run_fray(lab, "user", "add", "vera", "--role", "viewer")
     vera = {key: value for key, value in lab.environ().items() if key not in ("FRAY_TOKEN", "FRAY_CLUSTER_SPEC")}
@@ -188,13 +235,17 @@ async def test_stop_needs_the_role(lab: Lab, tmp_path: Path) -> None:
             assert "vera (viewer)" in await tab.text("#contact")
             assert await tab.evaluate("document.querySelector('#stop').disabled")
             assert await tab.evaluate("document.querySelector('#stop').title") == "role viewer may not stop jobs"
+            assert await tab.evaluate("document.querySelector('#requeue').disabled")
+            assert await tab.evaluate("document.querySelector('#requeue').title") == "role viewer may not requeue jobs"
             assert "users" not in await tab.text("nav")
-            # The disabled button is a courtesy: the controller refuses the request itself.
-            act = f"""fetch('/api/tables/status').then((each) => each.json()).then((found) => fetch(
-                '/api/jobs/{job}/stop', {{method: 'POST', headers: {{'X-Fray-Token': found.rows[0][1].token}}}}
-            )).then((each) => each.text())"""
-            assert "may not send Terminate" in await tab.evaluate(act)
-            assert json.loads(run_fray(lab, "show", job, "--json"))["state"] == "running"
+            # The disabled buttons are a courtesy: the controller refuses the requests themselves.
+            for action, request in (("stop", "Terminate"), ("requeue", "Requeue")):
+                act = f"""fetch('/api/tables/status').then((each) => each.json()).then((found) => fetch(
+                    '/api/jobs/{job}/{action}', {{method: 'POST', headers: {{'X-Fray-Token': found.rows[0][1].token}}}}
+                )).then((each) => each.text())"""
+                assert f"may not send {request}" in await tab.evaluate(act)
+            info = json.loads(run_fray(lab, "show", job, "--json"))
+            assert (info["state"], len(info["attempts"])) == ("running", 1)
 
 
 async def test_ten_thousand_jobs_are_listed_sorted_filtered_and_scrolled(tmp_path: Path) -> None:

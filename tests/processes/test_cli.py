@@ -1088,6 +1088,12 @@ def test_reservations_are_listed_shown_renewed_used_and_released(lab: Lab, run: 
     assert "is not a valid duration" in run("reservation", "renew", reserved, "--ttl", "soon").err
     (gone,) = (one for one in run("reservations", "--all", "--json").json["gone"] if one["name"] == "train")
     assert (gone["reservation_id"], gone["nodes"], gone["units_given"]) == (reserved, ["alpha"], 1)
+    # By its name, or once the cluster has forgotten it, it is the one on record.
+    assert run("reservation", "show", "train", "--json").json == gone
+    shown = run("reservation", "show", "train").out
+    assert re.search(r"state +gone", shown)
+    assert re.search(r"machines +alpha\n", shown)
+    assert gone["ended_by"] in shown
     shown = run("reservations", "--all").out
     assert "HELD AFTER" in shown
     assert reserved in shown

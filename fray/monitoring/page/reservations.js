@@ -8,14 +8,15 @@ const none = () => h("p", { class: "dim" }, "none");
 const joined = (links) => h("span", {}, links.flatMap((link, index) => [index ? ", " : "", link]));
 
 export const reservations = {
-  tables: ["reservations", "groups", "job_groups"],
+  tables: ["reservations", "gone_reservations", "groups", "job_groups"],
   make({ live, ask }) {
     const said = h("p", { role: "alert", class: "failed" });
     const held = h("div");
+    const past = h("div", { id: "gone" });
     const groups = h("div");
     const units = h("div");
     const jobs = h("div");
-    const element = h("div", {}, said, h("h2", {}, "Reservations"), held, h("h2", {}, "Machine groups"), groups, h("h2", {}, "Their machines"), units, h("h2", {}, "Job groups"), jobs);
+    const element = h("div", {}, said, h("h2", {}, "Reservations"), held, h("h2", {}, "Reservations that are gone, of the last 7 days"), past, h("h2", {}, "Machine groups"), groups, h("h2", {}, "Their machines"), units, h("h2", {}, "Job groups"), jobs);
     const act = async (id, action, question) => {
       if ((await ask(question, action)) === null) return;
       try { said.textContent = ""; await live.act(`/api/reservations/${encodeURIComponent(id)}/${action}`); } catch (error) { said.textContent = error.message; }
@@ -31,6 +32,10 @@ export const reservations = {
         ended(info) ? "" : h("span", { class: "tools" },
           h("button", { type: "button", disabled: !may.renew, onclick: () => act(info.reservation_id, "renew", `Restart the time to live of ${info.reservation_id} (${span(info.ttl_s)})?`) }, "renew"),
           h("button", { type: "button", class: "danger", disabled: !may.release, onclick: () => act(info.reservation_id, "release", `Release ${info.reservation_id}, and end the jobs in it?`) }, "release"))))) : none());
+      const gone = live.document("gone_reservations") ?? [];
+      redraw(past, gone.length ? h("table", {}, head("reservation", "user", "units", "machines", "requested", "held after", "ended", "ended by", "reason"), gone.map((one) => cells(
+        one.reservation_id, one.user, `${one.units_given} given of ${one.min_units}–${one.max_units}`, joined(one.nodes.map(nodeLink)), clock(one.created_at),
+        one.held_at === null ? "never" : span(one.held_at - one.created_at), clock(one.ended_at), one.ended_by, one.reason))) : none());
       const fleet = live.document("groups") ?? { groups: [], machines: [] };
       redraw(groups, fleet.groups.length ? h("table", {}, head("group", "kind", "wanted", "requested", "seen", "joined", "leaving", "min–max", "cost/h", "trouble"), fleet.groups.map((group) => cells(
         group.name, group.kind, group.wanted, group.asked, group.seen, group.joined, group.leaving, `${group.min}–${group.max}`, group.cost_per_hour.toFixed(2),
