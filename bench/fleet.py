@@ -100,14 +100,18 @@ class ControllerDaemon:
     process: subprocess.Popen[bytes] | None = None
     options: Sequence[str] = ()
     """More options of ``fray-controller``."""
+    module: str = "fray.controller.main"
+    """Module that is run as the daemon."""
+    environ: Mapping[str, str] = {}
+    """Further environment variables of it."""
 
     def start(self) -> None:
         store = str(self.directory / "store")
         listen = ("--listen", f"127.0.0.1:{self.port}", "--store", store, *self.options)
-        environ = {**os.environ, "FRAY_TOKEN": TOKEN, "PYTHONPATH": str(ROOT)}
+        environ = {**os.environ, "FRAY_TOKEN": TOKEN, "PYTHONPATH": str(ROOT), **self.environ}
         with (self.directory / "controller.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "fray.controller.main", *listen], stdout=log, stderr=log, env=environ
+                [sys.executable, "-m", self.module, *listen], stdout=log, stderr=log, env=environ
             )
 
     async def wait_listening(self) -> None:

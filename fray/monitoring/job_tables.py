@@ -12,9 +12,9 @@ from fray.monitoring.json_form import plain
 from fray.monitoring.live import WAIT_S, Changes
 from fray.monitoring.rows import Row, job_row, node_row
 
-CHANGES_AT_ONCE = 500
-"""Jobs in one answer: a few hundredths of a second of the controller's time."""
-LIVING_AT_ONCE = 200
+CHANGES_AT_ONCE = 100
+"""Jobs in one answer: about 10 ms of the controller's time, for which all else waits."""
+LIVING_AT_ONCE = 20
 """Living jobs whose progress and reason are asked again at a time."""
 
 

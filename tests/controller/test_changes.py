@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fray.controller.connections import changes as changes_module
 from fray.controller.connections.changes import JobChanges, NodeChanges
+from fray.scheduler.effects import DesiredAttemptsChanged, NodeSilent, ReservationInfoChanged
 
 
 def test_a_job_that_changes_twice_is_there_once_with_its_last_number() -> None:
@@ -49,15 +50,37 @@ def test_there_is_something_new_after_a_change_and_once_a_job_is_forgotten() -> 
     assert changes.has_since(number, ["a"])
 
 
+def look(changes: NodeChanges, marks: dict[str, int], now: float = 0.0) -> int:
+    """Look at machines with these marks."""
+    return changes.look(lambda names: {n: m for n, m in marks.items() if names is None or n in names}, now)
+
+
 def test_a_machine_has_changed_once_its_mark_differs() -> None:
     changes = NodeChanges(epoch=1)
-    first = changes.last({"a": 1, "b": 1})
+    first = look(changes, {"a": 1, "b": 1})
     assert changes.since(0) == (True, ["a", "b"], [])
-    assert changes.last({"a": 1, "b": 1}) == first
-    second = changes.last({"a": 1, "b": 2})
+    assert look(changes, {"a": 1, "b": 1}, now=2.0) == first
+    second = look(changes, {"a": 1, "b": 2}, now=4.0)
     assert changes.since(first) == (False, ["b"], [])
-    assert changes.last({"b": 2}) > second
+    assert look(changes, {"b": 2}, now=6.0) > second
     assert changes.since(second) == (False, [], ["a"])
-    changes.last({"a": 1, "b": 2})
+    look(changes, {"a": 1, "b": 2}, now=8.0)
     assert changes.since(second) == (False, ["a"], [])
     assert NodeChanges(epoch=2).since(second)[0]
+
+
+def test_between_comparisons_of_all_machines_only_those_of_saved_batches_are_compared() -> None:
+    changes = NodeChanges(epoch=1)
+    first = look(changes, {"a": 1, "b": 1, "c": 1})
+    changes.note([], [DesiredAttemptsChanged(node="b")])
+    second = look(changes, {"a": 2, "b": 2, "c": 1})
+    assert changes.since(first) == (False, ["b"], [])
+    changes.note([NodeSilent(node="b", incarnation="1")], [])
+    third = look(changes, {"a": 2, "c": 1})
+    assert changes.since(second) == (False, [], ["b"])
+    changes.note([], [ReservationInfoChanged(reservation_id="r")])
+    fourth = look(changes, {"a": 2, "c": 1})
+    assert changes.since(third) == (False, ["a"], [])
+    assert look(changes, {"a": 2, "c": 2}) == fourth
+    assert look(changes, {"a": 2, "c": 2}, now=1.0) > fourth
+    assert changes.since(fourth) == (False, ["c"], [])

@@ -6,12 +6,31 @@ of an earlier epoch is recognized, and the client gets everything again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from fray.model.ids import JobId, NodeName
+from fray.scheduler.effects import (
+    CordonRequested,
+    DesiredAttemptsChanged,
+    Effect,
+    Event,
+    NodeDied,
+    NodeJoined,
+    NodeLeaving,
+    NodeProbed,
+    NodeReported,
+    NodeSilent,
+    ReservationInfoChanged,
+    UncordonRequested,
+)
 
 FORGOTTEN_LIMIT = 10_000
 """Jobs, and machines, that are remembered as forgotten; a client that was away for longer gets everything again."""
+ABOUT_ONE = (NodeReported, NodeProbed, NodeSilent, NodeDied, NodeLeaving, DesiredAttemptsChanged)
+ABOUT_ANY = (NodeJoined, CordonRequested, UncordonRequested, ReservationInfoChanged)
+"""Events and effects that may have changed any machine; those above, one."""
+COMPARE_EVERY_S = 1.0
+"""Time after which all machines are compared at the next look, in seconds: a thousand take 2 ms."""
 
 
 class JobChanges:
@@ -74,8 +93,10 @@ class JobChanges:
 
 
 class NodeChanges:
-    """Numbers of the last changes of machines, found by comparison: what is free on a machine changes with every
-    attempt, and most often no client asks.
+    """Numbers of the last changes of machines, found by comparison when a client asks.
+
+    What is free on a machine changes with every attempt, and what may have changed is in the events and effects of a
+    batch; all machines are compared every `COMPARE_EVERY_S`, too, for what is in neither.
 
     Args:
         epoch: of the controller.
@@ -86,30 +107,49 @@ class NodeChanges:
         self._marks: dict[NodeName, object] = {}
         self._changed: dict[NodeName, int] = {}
         self._gone: dict[NodeName, int] = {}
+        self._suspects: dict[NodeName, None] | None = None
+        """Machines that may have changed since they were compared; None: any."""
+        self._compare_at = 0.0
 
-    def last(self, marks: Mapping[NodeName, object]) -> int:
-        """Return the number of the last change.
+    def note(self, events: Sequence[Event], effects: Sequence[Effect]) -> None:
+        """Take what a batch was about."""
+        for each in (*events, *effects):
+            if isinstance(each, ABOUT_ANY):
+                self._suspects = None
+            elif self._suspects is not None and isinstance(each, ABOUT_ONE):
+                self._suspects[each.node] = None
+
+    def look(self, marks_of: Callable[[Collection[NodeName] | None], Mapping[NodeName, object]], now: float) -> int:
+        """Compare, and return the number of the last change.
 
         Args:
-            marks: of each machine something that differs once the machine has changed.
+            marks_of: returns for each of these machines that is there (None: for all) something that differs once the
+                machine has changed.
+            now: time in seconds.
         """
-        for name, mark in marks.items():
-            if self._marks.get(name) != mark:
+        if now >= self._compare_at:
+            self._suspects, self._compare_at = None, now + COMPARE_EVERY_S
+        if self._suspects is None or self._suspects:
+            marks = marks_of(self._suspects)
+            for name, mark in marks.items():
+                if self._marks.get(name) != mark:
+                    self._marks[name] = mark
+                    self._last += 1
+                    self._changed[name] = self._last
+                    self._gone.pop(name, None)
+            compared = self._marks if self._suspects is None else self._suspects
+            for name in [name for name in compared if name not in marks and name in self._marks]:
                 self._last += 1
-                self._changed[name] = self._last
-                self._gone.pop(name, None)
-        for name in [name for name in self._marks if name not in marks]:
-            self._last += 1
-            self._gone[name] = self._last
-            del self._changed[name]
+                self._gone[name] = self._last
+                del self._changed[name], self._marks[name]
+        self._suspects = {}
         while len(self._gone) > FORGOTTEN_LIMIT:
             self._first = self._gone.pop(next(iter(self._gone)))
-        self._marks = dict(marks)
         return self._last
 
     def since(self, number: int) -> tuple[bool, list[NodeName], list[NodeName]]:
-        """Return whether the number is unknown (then the rest is everything), machines that had changed after it when
-        `last` was called, and those that had gone.
+        """Return whether the number is unknown (then the rest is everything), machines that had changed after it at the
+        last look, and those that had gone.
         """
         is_unknown = not self._first <= number <= self._last
         changed = [name for name, when in self._changed.items() if is_unknown or when > number]

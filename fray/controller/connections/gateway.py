@@ -490,6 +490,7 @@ class Gateway:
                     self._defects.end_client(session, internal_error("a change could not be reported", error))
         if events or effects:
             self._subscriptions.waiting.cluster_changed()
+            self._subscriptions.node_changes.note(events, effects)
             self._subscriptions.saved.add()
         if self._context.secrets.by_job:
             self._forget_secrets(events, effects)

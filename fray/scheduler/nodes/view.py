@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from fray.model.ids import NodeName
 from fray.model.messages.client import NodeInfo
 from fray.scheduler.lifecycle import NodePhase
@@ -17,13 +19,16 @@ def nodes_info(state: State) -> tuple[NodeInfo, ...]:
     return tuple(node_info(state, state.nodes[name]) for name in sorted(state.nodes))
 
 
-def node_marks(state: State) -> dict[NodeName, object]:
-    """Return of each node something that differs once its `node_info` does: comparing is much cheaper than making
-    those. The seconds in reasons count every `REASON_EVERY_S`.
+def node_marks(state: State, names: Collection[NodeName] | None = None) -> dict[NodeName, object]:
+    """Return of each of these nodes that is there (None: of all) something that differs once its `node_info` does:
+    comparing is much cheaper than making those. The seconds in reasons count every `REASON_EVERY_S`.
     """
     found: dict[NodeName, object] = {}
     machines, on_node, period = state.pool.machines, state.on_node, int(state.now // REASON_EVERY_S)
-    for name, node in state.nodes.items():
+    for name in state.nodes if names is None else names:
+        node = state.nodes.get(name)
+        if node is None:
+            continue
         machine = machines[name]
         has_time = node.cordon is not None or node.quarantine is not None
         found[name] = (
