@@ -20,6 +20,7 @@ import trio
 from fray.controller.context import ControllerContext
 from fray.controller.restore import reload_state
 from fray.errors import ChannelFull, InternalError, StoreError
+from fray.gc_tuning import gc_paused
 from fray.net.alarm import Alarm
 from fray.scheduler.effects import (
     ControllerStarted,
@@ -268,10 +269,12 @@ class Loop:
         self._state.meta.now = max(self._state.meta.now, self.now)
         effects: list[Effect] = []
         for event in events:
-            effects += step(self._state, event, self.now)
+            with gc_paused():
+                effects += step(self._state, event, self.now)
         # After the events, see `run_turn`.
         if may_tick and self._is_timer_due():
-            effects += step(self._state, Tick(), self.now)
+            with gc_paused():
+                effects += step(self._state, Tick(), self.now)
         # Save before publish: what a peer has been sent must survive `kill -9` of this process (P7). The other order
         # could announce a launch that the next controller does not know.
         self._save(effects)

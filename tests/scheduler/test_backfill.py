@@ -240,6 +240,31 @@ def plan_by_tries(state: State, applicant: Applicant) -> tuple[float | None, lis
     return None, []
 
 
+def test_a_trial_that_is_undone_restores_the_stamps_of_machines_and_never_one_from_within() -> None:
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node("n1", cpu=4)
+    scheduler.launch(job("work", demand(2)))
+    state, request = scheduler.state, scheduler.state.queue.shape_of(job("more", demand(1)), False).request
+    machine, row = state.pool.machines["n1"], state.jobs["work"]
+    before = machine.stamp
+    with HypotheticalPool(state) as trial:
+        trial.end((row,))
+        assert machine.stamp != before
+    assert machine.stamp == before
+    # What was calculated between the placement and the end is of a machine with the placed member.
+    with HypotheticalPool(state) as trial:
+        assert trial.place(request) is not None
+        placed = machine.stamp
+        trial.end((row,))
+        ended = machine.stamp
+    assert machine.stamp not in (placed, ended)
+    with HypotheticalPool(state) as trial:
+        trial.end((row,))
+        trial.commit()
+    assert machine.stamp != before
+
+
 def test_a_plan_that_is_too_much_for_a_step_is_made_in_the_next_and_nothing_is_placed_behind_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection
 
 import pytest
@@ -193,6 +194,26 @@ def test_an_index_that_was_not_used_for_long_sees_every_change() -> None:
         pool.take("n2", demand(0), ())
     pool.set_open("n2", True)
     assert (pool.held_now(demand(2)), pool.usable(demand(2))) == (4, {"n1": 2, "n2": 2})
+
+
+def test_what_empty_machines_would_hold_is_known_whenever_they_come_leave_open_or_close() -> None:
+    pool, rng = MachinePool(), random.Random(1)
+    needs = [demand(2), demand(1, zones=("z1",)), demand(cpu=1, gpu=2), demand(1, preemptible=False)]
+    sizes = [capacity(4, zone="z1"), capacity(8, zone="z2", gpu="h100*4"), capacity(3, preemptible="true")]
+    for number in range(3 * MAX_LOG):  # the log of openings is truncated twice
+        name = f"n{rng.randrange(12)}"
+        if name not in pool.machines or rng.random() < 0.1:
+            pool.add(name, rng.choice(sizes), open=rng.random() < 0.5)
+        elif rng.random() < 0.1:
+            pool.remove(name)
+        else:
+            pool.set_open(name, rng.random() < 0.5)
+        # The first is asked all the time, the others now and then.
+        for need in needs if number % 700 == 0 else needs[:1]:
+            opened = [one for one in pool.machines.values() if one.is_open]
+            held = {one.name: members_held(need, one.capacity) for one in opened}
+            assert pool.usable(need) == {name: count for name, count in held.items() if count}
+            assert pool.could_hold(MemberGroup((need,), 5)) is (sum(held.values()) >= 5)
 
 
 def test_devices_given_back_are_given_out_in_the_machines_order_again() -> None:

@@ -71,10 +71,6 @@ class MachineHold:
     shares: Shares
     at: float | None
 
-    def capacity_beside(self, state: Tables, machine: Machine) -> FreeCapacity | None:
-        """Return what is left of a machine at that time beside its owner's share; None if that does not fit either."""
-        return self.capacity_left(self.capacity_then(state, machine), machine)
-
     def capacity_then(self, state: Tables, machine: Machine) -> FreeCapacity:
         """Return what is free there at that time, including the owner's share."""
         return _capacity_without(state, machine, self.reservation, lambda job: self._is_gone(state, job))
@@ -104,11 +100,11 @@ class _ClaimedShares(Mapping[NodeName, tuple[tuple[Demand, int], ...]]):
     def __init__(self, claims: Iterable[MachineHold]) -> None:
         self._without = ""
         self._whose: dict[str, None] = {}
-        self._found: dict[NodeName, list[tuple[str, tuple[Demand, int]]]] = {}
+        self._found: dict[NodeName, dict[str, list[tuple[Demand, int]]]] = {}
         for claim in claims:
             self._whose[claim.applicant] = None
             for node, demands in claim.shares.items():
-                self._found.setdefault(node, []).extend((claim.applicant, demand) for demand in demands)
+                self._found.setdefault(node, {}).setdefault(claim.applicant, []).extend(demands)
 
     def without(self, applicant: str) -> _ClaimedShares:
         """Return the same without that applicant's claim, in constant time."""
@@ -117,19 +113,26 @@ class _ClaimedShares(Mapping[NodeName, tuple[tuple[Demand, int], ...]]):
         other._without, other._whose, other._found = applicant, self._whose, self._found
         return other
 
+    def has_claim(self, applicant: str) -> bool:
+        return applicant in self._whose
+
     @property
     def is_empty(self) -> bool:
         """Return whether no other applicant has a claim."""
         return len(self._whose) == (self._without in self._whose)
 
     def __getitem__(self, node: NodeName) -> tuple[tuple[Demand, int], ...]:
-        found = tuple(demand for whose, demand in self._found.get(node, ()) if whose != self._without)
-        if not found:
+        if node not in self:
             raise KeyError(node)
-        return found
+        return tuple(one for whose, demands in self._found[node].items() if whose != self._without for one in demands)
 
     def __contains__(self, node: object) -> bool:
-        return any(whose != self._without for whose, _ in self._found.get(node, ()))  # type: ignore[call-overload]
+        found = self._found.get(node)  # type: ignore[call-overload]
+        return bool(found) and (len(found) > 1 or self._without not in found)
+
+    def left_out(self, node: NodeName) -> str:
+        """Return the applicant whose share of this machine is left out, or an empty string."""
+        return self._without if self._without in self._found.get(node, ()) else ""
 
     def __iter__(self) -> Iterator[NodeName]:
         return (node for node in self._found if node in self)
@@ -141,26 +144,40 @@ class _ClaimedShares(Mapping[NodeName, tuple[tuple[Demand, int], ...]]):
 class RemainingCapacity:
     """Remaining capacity of machines beside holds.
 
-    What is free at the time of a hold is cached until something is placed or ends: in one pass it is used again and
-    again, for one applicant after another.
+    What is free at the time of a hold, and beside its share, is cached until something is placed or ends: in one pass
+    it is used again and again, for one applicant after another.
     """
 
     def __init__(self, state: Tables) -> None:
         self._state = state
         self._cache: dict[tuple[str, float | None, NodeName], tuple[int, FreeCapacity]] = {}
+        self._beside: dict[object, tuple[int, FreeCapacity | None]] = {}
 
     def beside(self, hold: MachineHold, machine: Machine) -> FreeCapacity | None:
-        """Return the same as `MachineHold.capacity_beside`."""
+        """Return what is left of a machine then beside the owner's share; None if that does not fit. Do not modify."""
+        shares = hold.shares
+        # Of all claims it is the same for every applicant without a share of this machine.
+        whose = shares.left_out(machine.name) if isinstance(shares, _ClaimedShares) else hold
+        key = whose, hold.reservation, machine.name
+        left = self._beside.get(key)
+        # Trials move the machine, too, until they are undone; its stamp is another one then.
+        if left is None or left[0] != machine.stamp:
+            room = hold.capacity_left(self._then(hold, machine).copy(), machine)
+            left = self._beside[key] = machine.stamp, room
+        return left[1]
+
+    def _then(self, hold: MachineHold, machine: Machine) -> FreeCapacity:
+        """Return the same as `MachineHold.capacity_then`. Do not modify."""
         key = hold.reservation, hold.at, machine.name
         known = self._cache.get(key)
-        # Trials move the machine, too, until they are undone; `shifts` counts these moves as well.
-        if known is None or known[0] != machine.shifts:
-            known = self._cache[key] = machine.shifts, hold.capacity_then(self._state, machine)
-        return hold.capacity_left(known[1].copy(), machine)
+        if known is None or known[0] != machine.stamp:
+            known = self._cache[key] = machine.stamp, hold.capacity_then(self._state, machine)
+        return known[1]
 
     def clear(self) -> None:
         """Clear the cache, after something was placed or is being ended."""
         self._cache.clear()
+        self._beside.clear()
 
 
 class _ExcludedMachines:
@@ -187,19 +204,19 @@ class _ExcludedMachines:
         assert isinstance(name, str)
         known = self._known.get(name)
         if known is None:
-            known = self._known[name] = name in self._held or any(map(self._is_excluded_by(name), self._holds))
+            known = self._known[name] = name in self._held or self._is_needed(name)
         return known
 
-    def _is_excluded_by(self, name: NodeName) -> Callable[[MachineHold], bool]:
-        def excludes(hold: MachineHold) -> bool:
-            if name not in hold.shares:
-                return False
-            capacity = self._remaining.beside(hold, self._pool.machines[name])
-            # All demands, since the pool does not say for which part of the request it asks: too strict for a request
-            # of several parts. Members that take too much together are found by `_overcommits`.
-            return capacity is None or not all(map(capacity.holds, self._demands))
-
-        return excludes
+    def _is_needed(self, name: NodeName) -> bool:
+        """Return whether the request does not fit there beside one of the holds."""
+        for hold in self._holds:
+            if name in hold.shares:
+                capacity = self._remaining.beside(hold, self._pool.machines[name])
+                # All demands, since the pool does not say for which part of the request it asks: too strict for a
+                # request of several parts. Members that take too much together are found by `_overcommits`.
+                if capacity is None or not all(map(capacity.holds, self._demands)):
+                    return True
+        return False
 
 
 @define(eq=False)
@@ -218,10 +235,16 @@ class MachineHolds:
 
     def __init__(self, state: Tables) -> None:
         self.state = state
-        self.claims = [_hold_of_claim(claim) for claim in state.claims.values()]
+        if state.claim_holds[0] != state.claim_changes:
+            holds = [_hold_of_claim(claim) for claim in state.claims.values()]
+            state.claim_holds = state.claim_changes, holds, {}
+        self.claims: list[MachineHold] = state.claim_holds[1]
         self.remaining = RemainingCapacity(state)
-        self._claimed: dict[str, _ClaimedShares] = {}
+        # Shared by all passes until a claim is made or dropped. A pass that does so replaces both.
+        self._claimed: dict[str, _ClaimedShares] = state.claim_holds[2]
         """Claimed shares by reservation, as far as they were needed."""
+        self._claims_but: dict[tuple[str, str], list[MachineHold]] = {}
+        """The same as a hold, by reservation and the claimant that it does not bind."""
         self._pool_holds: dict[str, _PoolHolds] = {}
         self.held_machines: dict[str, HeldMachines] = {}
         """Held machines by applicant, in their order."""
@@ -342,14 +365,18 @@ class MachineHolds:
         if claimed is None:
             claims = (hold for hold in self.claims if hold.reservation == reservation)
             claimed = self._claimed[reservation] = _ClaimedShares(claims)
-        shares = claimed.without(applicant.id)
-        # All claims are one hold: a third applicant may fit beside each of two claims, and yet take what both need
-        # together.
-        return [] if shares.is_empty else [MachineHold("", reservation, shares, None)]
+        key = reservation, applicant.id if claimed.has_claim(applicant.id) else ""
+        holds = self._claims_but.get(key)
+        if holds is None:
+            shares = claimed.without(key[1])
+            # All claims are one hold: a third applicant may fit beside each of two claims, and yet take what both need
+            # together.
+            holds = [] if shares.is_empty else [MachineHold("", reservation, shares, None)]
+            self._claims_but[key] = holds
+        return holds
 
-    def _invalidate(self) -> None:
-        self._claimed.clear()
-        self.remaining.clear()
+    def _set_claims(self, claims: list[MachineHold]) -> None:
+        self.claims, self._claimed, self._claims_but = claims, {}, {}
 
     def _overcommits(self, pool: MachinePool, holds: Iterable[MachineHold], nodes: Iterable[NodeName]) -> bool:
         """Return whether several members together take more of a machine than there is beside the holds."""
@@ -367,8 +394,9 @@ class MachineHolds:
 
     def on_placed(self, applicant: Applicant) -> None:
         """Drop what was held for a placed applicant: others may fit there now."""
-        self.claims = [hold for hold in self.claims if hold.applicant != applicant.id]
-        self._invalidate()
+        if applicant.id in self.state.claims:
+            self._set_claims([hold for hold in self.claims if hold.applicant != applicant.id])
+        self.remaining.clear()
         plan = self.state.start_plans.pop(applicant.id, None)
         if plan is not None:
             self._pool(applicant).mark_freed(plan.shares)
@@ -409,11 +437,10 @@ class MachineHolds:
         elif (
             is_starving(self.state, applicant) and len(pool_holds.starving_nodes) < self._pool(applicant).open_machines
         ):
-            nodes = dict.fromkeys(nodes_to_hold(self.state, applicant))
+            nodes = nodes_to_hold(self.state, applicant)
             self.held_machines[applicant.id] = HeldMachines(applicant.shape.reservation, nodes)
-            for node in nodes:
-                # The first applicant in order has the machine; the later ones wait for others.
-                pool_holds.starving_nodes.setdefault(node, applicant.id)
+            # The first applicant in order has the machine; the later ones wait for others.
+            pool_holds.starving_nodes = dict.fromkeys(nodes, applicant.id) | pool_holds.starving_nodes
 
     def holds_all(self, reservation: str = "") -> bool:
         """Return whether all machines of this pool are held, so that later applicants need not be tried."""
@@ -454,8 +481,8 @@ class MachineHolds:
     def on_claimed(self, applicant: Applicant) -> None:
         """Replace the plan of an applicant by its claim, after victims were chosen for it."""
         pool_holds = self._holds_for(applicant)
-        self.claims.append(_hold_of_claim(self.state.claims[applicant.id]))
-        self._invalidate()
+        self._set_claims([*self.claims, _hold_of_claim(self.state.claims[applicant.id])])
+        self.remaining.clear()
         # Plan and claim together would hold its share twice.
         pool_holds.plans = [hold for hold in pool_holds.plans if hold.applicant != applicant.id]
         pool_holds.plans_in_use.pop(applicant.id, None)

@@ -9,7 +9,6 @@ from fray.model.ids import JobId, NodeName
 from fray.model.resources import Demand
 from fray.scheduler.lifecycle import JobPhase
 from fray.scheduler.pool.free_capacity import FreeCapacity
-from fray.scheduler.pool.machine import held_empty
 from fray.scheduler.pool.pool import MachinePool
 from fray.scheduler.pool.requests import Placement, PlacementRequest, Shares, nodes_of, shares_of
 from fray.scheduler.queue.applicant import Applicant, PlacementShape, StartPlan
@@ -100,9 +99,11 @@ class _ExpectedEnds:
 
     def __init__(self, state: Tables, shape: PlacementShape, closed: Container[NodeName]) -> None:
         self.known: list[tuple[float, JobRow]] = []
-        self._state, self._shape, self._closed = state, shape, closed
-        self._pool = pool_of(state, shape)
-        self._served: dict[NodeName, bool] = {}
+        self._state, self._shape = state, shape
+        pool = pool_of(state, shape)
+        self._usable = {
+            name: None for demand in shape.request.demands for name in pool.usable(demand) if name not in closed
+        }
         self._iterator = self._find_ends()
 
     def reach(self, count: int) -> int:
@@ -111,26 +112,21 @@ class _ExpectedEnds:
         return min(count, len(self.known))
 
     def _find_ends(self) -> Iterator[tuple[float, JobRow]]:
-        state = self._state
+        state, usable = self._state, self._usable
         # What is ending already comes first: in most cases it is gone before any time limit.
         for job_id in chain(
             state.ending_jobs, (job_id for _, _, job_id in islice(state.time_limits, MAX_JOBS_EXAMINED))
         ):
             job = state.jobs[job_id]
-            if job.spec.reservation_id == self._shape.reservation:
-                at = ends_at(state, job)
-                # Ends on machines that it cannot use would only add to the number of tries.
-                if at is not None and any(self._is_usable(attempt.node) for attempt in state.living_members(job)):
-                    yield at, job
-
-    def _is_usable(self, name: NodeName) -> bool:
-        known = self._served.get(name)
-        if known is None:
-            machine = self._pool.machines.get(name)
-            is_open = machine is not None and machine.is_open and name not in self._closed
-            demands = self._shape.request.demands if is_open else ()
-            known = self._served[name] = any(held_empty(demand, self._pool.machines[name]) for demand in demands)
-        return known
+            if job.spec.reservation_id != self._shape.reservation:
+                continue
+            # Ends on machines that it cannot use would only add to the number of tries.
+            for attempt in state.living_members(job):
+                if attempt.node in usable:
+                    at = ends_at(state, job)
+                    if at is not None:
+                        yield at, job
+                    break
 
 
 def _place_after_fewest_ends(
@@ -168,14 +164,14 @@ class _RoomAfterEnds:
 
     def __init__(self, trial: HypotheticalPool, request: PlacementRequest, closed: Container[NodeName]) -> None:
         self._state, self._pool, self._closed = trial.state, trial.pool, closed
-        self._demands = tuple(dict.fromkeys(request.demands))
+        self._usable = {demand: self._pool.usable(demand) for demand in request.demands}
         self._parts = request.parts
         self._free: dict[NodeName, FreeCapacity] = {}
         self._served: dict[NodeName, list[Demand]] = {}
         self.holding: dict[NodeName, None] = {}
         """Machines with room for a member of any demand, among those with ends and those that had it before."""
         self._totals: dict[Demand, int] = {}
-        for demand in self._demands:
+        for demand in self._usable:
             held = {name: n for name, n in self._pool.held_by_machine(demand).items() if name not in closed}
             self._totals[demand] = sum(held.values())
             self.holding |= dict.fromkeys(held)
@@ -219,10 +215,8 @@ class _RoomAfterEnds:
         """Return the demands of which the machine holds members when it is empty."""
         found = self._served.get(name)
         if found is None:
-            machine = self._pool.machines.get(name)
-            is_open = machine is not None and machine.is_open and name not in self._closed
-            demands = self._demands if is_open else ()
-            found = self._served[name] = [one for one in demands if held_empty(one, self._pool.machines[name])]
+            usable = self._usable.items() if name not in self._closed else ()
+            found = self._served[name] = [demand for demand, names in usable if name in names]
         return found
 
 

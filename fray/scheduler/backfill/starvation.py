@@ -29,18 +29,18 @@ def starving_heads(state: Tables) -> list[Applicant]:
     return sorted(found.values(), key=lambda applicant: order_key(queue, applicant))[:MAX_HELD_FOR]
 
 
-def nodes_to_hold(state: Tables, applicant: Applicant) -> list[NodeName]:
+def nodes_to_hold(state: Tables, applicant: Applicant) -> dict[NodeName, None]:
     """Return the machines the applicant could use; none if they could not hold all of it even if they were empty."""
     found: dict[NodeName, None] = {}
     pool = state.pool_for(applicant.shape.reservation)
     for part in applicant.shape.request.parts:
         if not pool.could_hold(part):  # any number of hosts that make no slice is not enough
-            return []
+            return {}
         for demand in part.choices:
             # All of them, and not as many as it needs: no end is known, and it could wait for a job on a chosen one
             # that never ends.
             found |= dict.fromkeys(pool.usable(demand))
-    return list(found)
+    return found
 
 
 def blocker(state: Tables, applicant: Applicant) -> str | None:

@@ -23,7 +23,7 @@ from fray.scheduler.pool.free_capacity import FreeCapacity
 from fray.scheduler.pool.pool import Machine
 from fray.scheduler.pool.requests import Placement
 from fray.scheduler.preemption import preemption
-from fray.scheduler.queue.applicant import Applicant, ApplicantKind, HeldMachines, PlacementShape
+from fray.scheduler.queue.applicant import Applicant, ApplicantKind, HeldMachines
 from fray.scheduler.queue.indexes import TenantShapeQueue, WaitingShape
 from fray.scheduler.queue.order import TenantRoundRobin
 from fray.scheduler.queue.quotas import QuotaStatus, quota_status
@@ -166,7 +166,7 @@ class PlacementPass:
         """Applicant with whose hold all machines were held."""
         self._blocked_claims: dict[str, None] = {}
         self._claim_changes = -1
-        self._claimants_by_shape: dict[PlacementShape, list[str]] = {}
+        self._claimants_by_shape: dict[WaitingShape, list[str]] = {}
         """Applicants with claims, by shape, after that many changes of claims."""
         self.placed_claimant = False
         """True if a claimant was placed since the walk last asked."""
@@ -376,7 +376,7 @@ class PlacementPass:
     def _place_claimants(self, want: WaitingShape) -> bool:
         """Place the applicants of a refused shape whose claimed machines are free; return whether there were any."""
         state = self.state
-        for applicant_id in self._claimants(want.shape):
+        for applicant_id in self._claimants(want):
             if self._is_claim_blocked(applicant_id):
                 continue
             applicant = self.queue.applicants[applicant_id]
@@ -389,15 +389,16 @@ class PlacementPass:
                 self.placed_claimant = True
         return self.placed_claimant
 
-    def _claimants(self, shape: PlacementShape) -> list[str]:
+    def _claimants(self, want: WaitingShape) -> list[str]:
         """Return the waiting applicants of this shape that have claims, in the order of the claims."""
         # Asked for each refused shape, of which there may be hundreds, as there may be of claims; these seldom change.
         if self.state.claim_changes != self._claim_changes:
             self._claim_changes, self._claimants_by_shape = self.state.claim_changes, {}
             for each in self.state.claims:
                 if (applicant := self.queue.applicants.get(each)) is not None:
-                    self._claimants_by_shape.setdefault(applicant.shape, []).append(each)
-        return [each for each in self._claimants_by_shape.get(shape, ()) if each in self.queue]
+                    self._claimants_by_shape.setdefault(self.queue.waiting[applicant.shape], []).append(each)
+        claimants = self._claimants_by_shape.get(want)
+        return [each for each in claimants if each in self.queue] if claimants else []
 
     def _waits_for_victims(self, lane: TenantShapeQueue) -> bool:
         applicant_id = lane.head[-1]

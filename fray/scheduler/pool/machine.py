@@ -5,6 +5,7 @@ These are the plain definitions. `fray.scheduler.pool.pool` finds the same place
 
 from __future__ import annotations
 
+import itertools
 from bisect import insort
 from collections.abc import Collection, Iterable
 from typing import TypeAlias
@@ -24,6 +25,8 @@ SliceId: TypeAlias = tuple[str, str, str]
 
 AUTO = "auto"
 MANY = 1 << 30
+# Of all pools: only compared for equality.
+_STAMPS = itertools.count(1)
 
 
 @define(eq=False)
@@ -47,14 +50,16 @@ class Machine:
     free_devices: int = 0
     """Number of free devices of all kinds."""
     attempts: int = 0
-    shifts: int = field(default=0, eq=False, repr=False)
-    """Count of the members that came or left, also in trials."""
+    stamp: int = field(default=0, eq=False, repr=False)
+    """Another number after each member that comes or leaves, also in trials; a trial that is undone restores it."""
     withheld: dict[str, bool] = field(factory=dict)
     """Ids that may not be given now; True for an id that no attempt has, so that it is free once it is released."""
     slice: SliceId | None = None
     """TPU slice it is a host of."""
     worker: int = 0
     """Number of the host in its slice."""
+    localities: tuple[tuple[str, str], ...] = ()
+    """Region and zone."""
 
     @classmethod
     def empty(cls, name: NodeName, capacity: Capacity, open: bool = True) -> Machine:
@@ -69,12 +74,20 @@ class Machine:
         size = capacity.cpu_milli, capacity.memory_bytes, capacity.disk_bytes
         machine = cls(name, capacity, open, *size, devices, places, whole, Ports(capacity.ports), len(places))
         machine.slice, machine.worker = slice_of(capacity)
+        machine.localities = tuple((key, capacity.attributes.get(key, "")) for key in ("region", "zone"))
         return machine
+
+    @property
+    def kind(self) -> object:
+        """Return a value that machines of equal size, region and zone have in common."""
+        capacity = self.capacity
+        size = capacity.cpu_milli, capacity.memory_bytes, capacity.disk_bytes, capacity.ports.count
+        return size, tuple(self.device_counts.items()), self.localities
 
     def shift(self, demand: Demand, devices: tuple[str, ...], sign: int) -> None:
         """Count a member that comes (-1) or has gone (+1)."""
         # Also in trials, so that a cached value of this machine is recognized as stale (`RemainingCapacity`).
-        self.shifts += 1
+        self.stamp = next(_STAMPS)
         self.cpu_milli += sign * demand.cpu_milli
         self.memory_bytes += sign * demand.memory_bytes
         self.disk_bytes += sign * demand.disk_bytes
@@ -89,7 +102,7 @@ class Machine:
 
     def shift_cpu(self, cpu_milli: int) -> None:
         """Count more CPU for a member that is there."""
-        self.shifts += 1
+        self.stamp = next(_STAMPS)
         self.cpu_milli -= cpu_milli
 
     def _give(self, devices: tuple[str, ...]) -> None:
@@ -233,9 +246,12 @@ def members_held(demand: Demand, capacity: Capacity) -> int:
 
 def held_empty(demand: Demand, machine: Machine) -> int:
     """Return how many members the machine holds when it is empty."""
+    return held_in(demand, machine) if admits_demand(demand, machine.capacity) else 0
+
+
+def held_in(demand: Demand, machine: Machine) -> int:
+    """Return the same; attributes are not examined."""
     capacity = machine.capacity
-    if not admits_demand(demand, capacity):
-        return 0
     size = capacity.cpu_milli, capacity.memory_bytes, capacity.disk_bytes, capacity.ports.count
     return _held(demand, size, machine.device_counts)
 
@@ -255,4 +271,4 @@ def _held(demand: Demand, size: tuple[int, int, int, int], devices: dict[Variant
     if demand.device_count:
         # Devices of one member are of one variant: remainders of two variants do not add up.
         held = min(held, sum(devices[v] // demand.device_count for v in variants(demand, devices)))
-    return held
+    return max(held, 0)  # more may be lent of a machine than it has

@@ -56,6 +56,7 @@ from fray.scheduler.pool.machine_index import (
 from fray.scheduler.pool.requests import (
     MemberGroup,
     MemberPlacement,
+    MemberShare,
     Placement,
     PlacementRequest,
     is_weightless,
@@ -101,6 +102,10 @@ class MachinePool:
         """Count of the changes of any machine."""
         self.slices = Slices(self.machines)
         self._log = ChangeLog()
+        self._openings = ChangeLog()
+        """Only what came, left, opened or closed: all that a `UsableCounter` has to know."""
+        self._alike: dict[object, dict[NodeName, None]] = {}
+        """Open machines by their kind."""
         self._variants: dict[Variant, int] = {}
         """Number of machines by variant of their devices."""
         self._by_attribute: dict[tuple[str, str], dict[NodeName, None]] = {}
@@ -163,10 +168,18 @@ class MachinePool:
             # An opened machine is like a freed one: waiting applicants may fit there now.
             self.freed[name] = None
             self.open_machines += 1
+            self._alike.setdefault(machine.kind, {})[name] = None
         else:
             self.open_machines -= 1
+            alike = self._alike[machine.kind]
+            del alike[name]
+            if not alike:
+                del self._alike[machine.kind]
         self.slices.on_machine_changed(machine)
         self._changed(name)
+        self._openings.names.append(name)
+        if len(self._openings.names) > MAX_LOG:
+            self._truncate_log(self._openings)
 
     def take(self, name: NodeName, demand: Demand, devices: tuple[str, ...], ports: Iterable[int] = ()) -> None:
         """Take a member's share of a machine."""
@@ -187,6 +200,25 @@ class MachinePool:
         machine.shift(demand, devices, +1)
         if ports:
             machine.ports.release(ports)
+        self._changed(name)
+
+    def take_all(self, name: NodeName, shares: Iterable[MemberShare]) -> None:
+        """Take several members' shares of a machine, as one change."""
+        self._shift_all(name, shares, -1)
+
+    def release_all(self, name: NodeName, shares: Iterable[MemberShare]) -> None:
+        """Release several members' shares of a machine, as one change."""
+        self._shift_all(name, shares, +1)
+        self.freed[name] = None
+
+    def _shift_all(self, name: NodeName, shares: Iterable[MemberShare], sign: int) -> None:
+        machine = self.machines[name]
+        for demand, devices, ports in shares:
+            machine.shift(demand, devices, sign)
+            if ports and sign < 0:
+                machine.ports.take(ports)
+            elif ports:
+                machine.ports.release(ports)
         self._changed(name)
 
     def take_cpu(self, name: NodeName, cpu_milli: int) -> None:
@@ -437,18 +469,19 @@ class MachinePool:
         names = self._log.names
         names.append(name)
         if len(names) > MAX_LOG:
-            self._truncate_log()
+            self._truncate_log(self._log)
 
     def _all_changed(self, names: list[NodeName]) -> None:
         self.changes += len(names)
         self._log.names.extend(names)
         if len(self._log.names) > MAX_LOG:
-            self._truncate_log()
+            self._truncate_log(self._log)
 
-    def _truncate_log(self) -> None:
+    def _truncate_log(self, log: ChangeLog) -> None:
         for listener in (self.slices, *self._listeners.values()):
-            listener.before_truncation(self._log)
-        self._log.truncate()
+            if isinstance(listener, UsableCounter) is (log is self._openings):
+                listener.before_truncation(log)
+        log.truncate()
         # Only here, where all of them are visited anyway: the half that was not used for longest goes.
         if len(self._listeners) > MAX_LISTENERS:
             by_use = sorted(self._listeners, key=lambda key: -self._listeners[key].used_at)
@@ -457,14 +490,16 @@ class MachinePool:
             # It refers to orders that were dropped.
             self._orders.clear()
 
-    def _listener(self, key: object, make: Callable[[], F]) -> F:
-        """Return the index of this key, up to date."""
+    def _listener(self, key: object, make: Callable[[], F], log: ChangeLog | None = None) -> F:
+        """Return the index of this key, up to date with that log."""
+        log = log or self._log
         known = self._listeners.get(key)
         if known is None:  # not `not known`: an index without machines is falsy
             known = self._listeners[key] = make()
-            known.start(self._log)
+            known.start(log)
         else:
-            known.catch_up(self._log)
+            known.catch_up(log)
+        known.used_at = self._log.truncations
         found: F = known  # type: ignore[assignment]  # the key determines the class
         return found
 
@@ -538,10 +573,10 @@ class MachinePool:
     def _usable(self, demand: Demand) -> UsableCounter:
         def make() -> UsableCounter:
             usable = UsableCounter(demand, self.machines)
-            usable.fill(self._likely_machines(AttributeFilter.of(demand)))
+            usable.fill_alike(self._alike.values())
             return usable
 
-        return self._listener(("usable", demand), make)
+        return self._listener(("usable", demand), make, self._openings)
 
     def could_hold(self, part: MemberGroup) -> bool:
         """Return whether open machines could hold the part in one of its choices, if they were empty."""

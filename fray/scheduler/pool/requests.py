@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from fray.model.gangs import slice_hosts
 from fray.model.ids import AttemptId, NodeName
@@ -55,20 +55,22 @@ class PlacementRequest:
 
     parts: tuple[MemberGroup, ...]
     same: str = ""
+    demands: tuple[Demand, ...] = field(init=False, eq=False, repr=False)
+    """All choices of all parts."""
+    is_weightless: bool = field(init=False, eq=False, repr=False)
+    """True if it takes nothing of any machine (except ports), whichever choice it gets."""
+
+    @demands.default
+    def _all_demands(self) -> tuple[Demand, ...]:
+        return tuple(choice for part in self.parts for choice in part.choices)
+
+    @is_weightless.default
+    def _takes_nothing(self) -> bool:
+        return all(map(is_weightless, self.demands))
 
     @property
     def members(self) -> int:
         return sum(part.members for part in self.parts)
-
-    @property
-    def is_weightless(self) -> bool:
-        """Return whether it takes nothing of any machine (except ports), whichever choice it gets."""
-        return all(map(is_weightless, self.demands))
-
-    @property
-    def demands(self) -> tuple[Demand, ...]:
-        """All choices of all parts."""
-        return tuple(choice for part in self.parts for choice in part.choices)
 
 
 @frozen
@@ -123,6 +125,8 @@ def _in_locality(demand: Demand, same: str, place: str) -> Demand:
     return evolve(demand, zones=(place,)) if same == "zone" else evolve(demand, regions=(place,))
 
 
+MemberShare: TypeAlias = tuple[Demand, tuple[str, ...], tuple[int, ...]]
+"""Amounts, devices and ports that a member takes of its machine."""
 Shares: TypeAlias = Mapping[NodeName, tuple[tuple[Demand, int], ...]]
 """Demands and number of members of each, by machine."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
-from attrs import frozen
+from attrs import field, frozen
 
 from fray.model.policy.priority import Band
 from fray.model.resources import Demand
@@ -45,18 +45,17 @@ class PreemptionUnit:
     roots: tuple[JobRow, ...]
     jobs: tuple[JobRow, ...]
     cost: Cost
+    order: tuple[Cost, int] = field(init=False)
+    """Sort key; the cheapest comes first. Of equal costs, the job that was accepted last."""
 
-    @property
-    def order(self) -> tuple[Cost, int]:
-        # Of equal costs, the job that was accepted last.
+    @order.default
+    def _make_order(self) -> tuple[Cost, int]:
         return self.cost, -self.roots[0].order
 
 
 def total_cost(units: Iterable[PreemptionUnit]) -> Cost:
-    cost = NO_COST
-    for unit in units:
-        cost = add_costs(cost, unit.cost)
-    return cost
+    costs = [unit.cost for unit in units]
+    return tuple(map(sum, zip(*costs, strict=True))) if costs else NO_COST
 
 
 def weighted_size(demand: Demand) -> int:

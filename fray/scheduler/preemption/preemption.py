@@ -199,9 +199,9 @@ def _choose_victims(
 
 def apply_pending(state: Tables, trial: HypotheticalPool, but: str = "") -> None:
     """Free what is ending or being released, and take what others have claimed."""
-    for job_id in state.ending_jobs:
-        job = state.jobs[job_id]
-        trial.end((job, *descendants(state, job)))
+    ending = map(state.jobs.__getitem__, state.ending_jobs)
+    # All at once: they are hundreds, on a few dozens of machines.
+    trial.end(one for job in ending for one in (job, *descendants(state, job)))
     for reservation_id in state.releasing if not trial.reservation else ():
         reservation = state.reservations[reservation_id]
         for unit in reservation.leaving_units:

@@ -17,6 +17,7 @@ import heapq
 from bisect import bisect_right
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import chain, islice
+from operator import attrgetter
 from typing import TypeAlias
 
 from attrs import Factory, define, frozen
@@ -25,7 +26,6 @@ from fray.model.ids import JobId, NodeName, attempt_id
 from fray.model.policy.priority import Band
 from fray.model.resources import Demand
 from fray.scheduler.pool.free_capacity import FreeCapacity
-from fray.scheduler.pool.machine import held_empty
 from fray.scheduler.pool.pool import MachinePool
 from fray.scheduler.pool.requests import MemberGroup, Placement, PlacementRequest
 from fray.scheduler.preemption.cost import (
@@ -37,7 +37,7 @@ from fray.scheduler.preemption.cost import (
     total_cost,
     unit_of,
 )
-from fray.scheduler.state.rows import JobRow
+from fray.scheduler.state.rows import AttemptRow, JobRow
 from fray.scheduler.state.tables import Tables
 from fray.scheduler.state.what_if_pool import HypotheticalPool
 
@@ -126,8 +126,8 @@ class _CandidateMachines:
     """Free capacity before any job is ended."""
     units: list[PreemptionUnit]
     """Jobs on it that may be ended, the cheapest first."""
-    shares_by_job: dict[JobId, list[tuple[NodeName, Demand, tuple[str, ...]]]]
-    """Capacity that each job frees."""
+    attempts_by_job: dict[JobId, list[AttemptRow]]
+    """Attempts on it whose end frees capacity."""
     runs_held: int = 0
     """Number of members (or slices) it holds as it is."""
     cheapest_units: list[PreemptionUnit] | None = None
@@ -305,9 +305,7 @@ class _VictimSearch:
     ) -> bool:
         """Return whether it could hold a member if it were empty."""
         if name not in known:
-            machine = self.pool.machines.get(name)
-            is_open = machine is not None and machine.is_open and name not in closed
-            known[name] = is_open and held_empty(demand, self.pool.machines[name]) > 0
+            known[name] = name in self.pool.usable(demand) and name not in closed
         return known[name]
 
     def _jobs_in_order(self) -> Iterator[JobRow]:
@@ -358,23 +356,27 @@ class _VictimSearch:
 
     def _make_site(self, nodes: tuple[NodeName, ...], demand: Demand) -> _CandidateMachines:
         found: dict[str, PreemptionUnit] = {}
-        gifts: dict[JobId, list[tuple[NodeName, Demand, tuple[str, ...]]]] = {}
+        here: dict[JobId, list[AttemptRow]] = {}
         state, ended_jobs = self.state, self.trial.ended_jobs
         for node in nodes:
             on_node = state.on_node[node]
             self.trial.jobs_examined += len(on_node)
             for attempt in map(state.attempts.__getitem__, on_node):
-                job = state.jobs[attempt.job_id]
+                job_id = attempt.job_id
+                job = state.jobs[job_id]
                 # What ends anyway is free in the trial's pool already, and must not be counted twice.
-                if attempt.job_id not in ended_jobs:
-                    gifts.setdefault(attempt.job_id, []).append((node, state.share_of(attempt), attempt.devices))
+                if job_id not in ended_jobs:
+                    if job_id in here:
+                        here[job_id].append(attempt)
+                    else:
+                        here[job_id] = [attempt]
                 # What runs here may also end with an owner that runs elsewhere.
                 for one in (job, *ancestors(state, job)) if job.owner in state.attempts else (job,):
                     unit = self._unit_of(one)
                     if unit is not None and (one.placed_at or 0.0) <= self.since:
                         found[unit.key] = unit
         rooms = {node: FreeCapacity.of(self.pool.machines[node]) for node in nodes}
-        site = _CandidateMachines(nodes, rooms, sorted(found.values(), key=lambda unit: unit.order), gifts)
+        site = _CandidateMachines(nodes, rooms, sorted(found.values(), key=attrgetter("order")), here)
         site.runs_held = self._runs(site, demand, ())
         return site
 
@@ -402,12 +404,12 @@ class _VictimSearch:
         unit: PreemptionUnit,
     ) -> None:
         for job in unit.jobs:
-            gifts = site.shares_by_job.get(job.job_id)
+            attempts = site.attempts_by_job.get(job.job_id)
             # Units overlap where a job and its child are both candidates: the child's share is freed once.
-            if gifts is not None and job.job_id not in gone:
+            if attempts is not None and job.job_id not in gone:
                 gone[job.job_id] = None
-                for node, share, devices in gifts:
-                    rooms[node].add(self.pool.machines[node], share, devices)
+                for one in attempts:
+                    rooms[one.node].add(self.pool.machines[one.node], self.state.share_of(one), one.devices)
 
     def _on_site(self, site: _CandidateMachines, ended: dict[str, PreemptionUnit]) -> dict[str, PreemptionUnit]:
         return {unit.key: unit for unit in site.units if unit.key in ended} if ended else {}

@@ -78,6 +78,8 @@ class MachineTables:
         """Claims by applicant."""
         self.claim_changes = 0
         """Count of the claims that were made and dropped."""
+        self.claim_holds: tuple[int, list[Any], dict[str, Any]] = (-1, [], {})
+        """Holds of `backfill` for the claims, and that count when they were made."""
         self.usage: dict[str, Usage] = {}
         """Past use of tenants, by key of the account (see `fair_share`)."""
         # Keys and not rows: a row that changes ten times in a batch is written once, as it is at the end.

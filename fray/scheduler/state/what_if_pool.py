@@ -8,13 +8,14 @@ that asking has no effect. The cost is twice that of the changes; the rest of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from types import TracebackType
+from typing import Any
 
-from fray.model.ids import NodeName
+from fray.model.ids import JobId, NodeName
 from fray.model.resources import Demand
 from fray.scheduler.pool.machine import fit
-from fray.scheduler.pool.requests import Placement, PlacementRequest
+from fray.scheduler.pool.requests import MemberShare, Placement, PlacementRequest
 from fray.scheduler.state.rows import JobRow
 from fray.scheduler.state.tables import Tables
 
@@ -29,8 +30,12 @@ class HypotheticalPool:
     def __init__(self, state: Tables, reservation: str = "") -> None:
         self.state, self.reservation = state, reservation
         self.pool = state.pool_for(reservation)
-        self._undo_log: list[Callable[[], object]] = []
+        self._undo_log: list[tuple[Any, ...]] = []
+        """Functions with their arguments."""
         self._port_marks: dict[NodeName, int] = {}
+        self._stamps: dict[NodeName, int] = {}
+        """Stamps of machines before their first change, of those that were changed before anything was placed."""
+        self._has_placed = False
         self.ended_jobs: dict[str, None] = {}
         """Jobs whose machines have been freed."""
         self.jobs_examined = 0
@@ -46,6 +51,9 @@ class HypotheticalPool:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         # Last change first: each undo finds the pool as its change has left it.
         self.undo_to(0)
+        # What was calculated of these machines before holds again.
+        for name, stamp in self._stamps.items():
+            self.pool.machines[name].stamp = stamp
         for name, mark in self._port_marks.items():
             self.pool.machines[name].ports.reset(mark)
         self.pool.now, self.pool.version, self.pool.changes = self._before
@@ -59,39 +67,54 @@ class HypotheticalPool:
 
     def undo_to(self, mark: int) -> None:
         while len(self._undo_log) > mark:
-            self._undo_log.pop()()
+            function, *args = self._undo_log.pop()
+            function(*args)
 
     # As if
 
     def end(self, jobs: Iterable[JobRow]) -> None:
         """Free the machines of these jobs in this pool."""
+        state, machines, ended = self.state, self.pool.machines, list[JobId]()
+        shares: dict[NodeName, list[MemberShare]] = {}
         for job in jobs:
-            if job.job_id not in self.ended_jobs:
-                self.ended_jobs[job.job_id] = None
-                self._undo_log.append(lambda job_id=job.job_id: self.ended_jobs.pop(job_id))  # type: ignore[misc]
-                # Marked as ended in any case, so that it is not counted twice; machines of another pool are not freed
-                # here.
-                if job.spec.reservation_id == self.reservation:
-                    self._end(job)
+            job_id = job.job_id
+            if job_id in self.ended_jobs:
+                continue
+            # Marked as ended in any case, so that it is not counted twice; machines of another pool are not freed here.
+            self.ended_jobs[job_id] = None
+            ended.append(job_id)
+            for attempt in state.living_members(job) if job.spec.reservation_id == self.reservation else ():
+                if attempt.node in machines:
+                    share = state.share_of(attempt), attempt.devices, tuple(attempt.ports.values())
+                    shares.setdefault(attempt.node, []).append(share)
+        self._undo_log.append((self._restore_jobs, ended))
+        # One change for each machine: hundreds of jobs end on a few dozens of them.
+        for node, gone in shares.items():
+            if any(ports for _, _, ports in gone):
+                self._mark_ports((node,))
+            self._note_stamp(node)
+            self.pool.release_all(node, gone)
+            self._undo_log.append((self.pool.take_all, node, gone))
 
-    def _end(self, job: JobRow) -> None:
-        for attempt in self.state.living_members(job):
-            if attempt.node in self.pool.machines:
-                self.free(attempt.node, self.state.share_of(attempt), attempt.devices, tuple(attempt.ports.values()))
+    def _restore_jobs(self, job_ids: Iterable[JobId]) -> None:
+        for job_id in job_ids:
+            del self.ended_jobs[job_id]
 
     def free(self, node: NodeName, demand: Demand, devices: tuple[str, ...], ports: tuple[int, ...] = ()) -> None:
         """Free so much of a machine."""
         if ports:
             self._mark_ports((node,))
+        self._note_stamp(node)
         self.pool.release(node, demand, devices, ports)
-        self._undo_log.append(lambda: self.pool.take(node, demand, devices, ports))
+        self._undo_log.append((self.pool.take, node, demand, devices, ports))
 
     def take(self, node: NodeName, demand: Demand, devices: tuple[str, ...], ports: tuple[int, ...] = ()) -> None:
         """Take so much of a machine."""
         if ports:
             self._mark_ports((node,))
+        self._note_stamp(node)
         self.pool.take(node, demand, devices, ports)
-        self._undo_log.append(lambda: self.pool.release(node, demand, devices, ports))
+        self._undo_log.append((self.pool.release, node, demand, devices, ports))
 
     def take_claims(self, but: str = "") -> None:
         """Take what applicants have claimed in this pool, all but one."""
@@ -114,7 +137,8 @@ class HypotheticalPool:
             self._mark_ports(self.pool.machines)
         placed = self.pool.place(request, closed, preferred)
         if placed is not None:
-            self._undo_log.append(lambda: self.pool.give_back(request, placed))
+            self._has_placed = True
+            self._undo_log.append((self.pool.give_back, request, placed))
         return placed
 
     def fits(self, request: PlacementRequest, closed: Container[NodeName] = ()) -> bool:
@@ -128,9 +152,15 @@ class HypotheticalPool:
         """Keep all changes made so far."""
         self._undo_log.clear()
         self._port_marks.clear()
+        self._stamps.clear()
         # From here on these changes are real, and the exit must not take their counters back.
         self._before = self._before[0], self.pool.version, self.pool.changes
         self._freed = dict(self.pool.freed)
+
+    def _note_stamp(self, name: NodeName) -> None:
+        # After a placement the stamp may be one of a machine as it is with that.
+        if not self._has_placed and name not in self._stamps:
+            self._stamps[name] = self.pool.machines[name].stamp
 
     def _mark_ports(self, names: Iterable[NodeName]) -> None:
         """Record the order of the next port numbers, which releasing does not restore."""
