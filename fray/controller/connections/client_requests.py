@@ -192,7 +192,7 @@ def _once_changed(
     client: ClientConnection, ref: int, wait_s: float, has_changed: Callable[[], bool], make: Callable[[], object]
 ) -> Answer:
     """Answer with what ``make`` returns, once something has changed, or after ``wait_s`` seconds."""
-    # In this form, a number that is none is 0, too.
+    # So NaN counts as 0, too.
     if not wait_s > 0 or has_changed() or client.held_back >= HELD_BACK_LIMIT:
         return make(), ()
     client.held_back += 1
