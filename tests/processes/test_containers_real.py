@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import pty
 import shutil
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ import fray
 from fray import Entrypoint, EnvironmentConfig, JobFailed, JobRequest
 from fray.model.specs import EndReason
 from tests.processes.environment_functions import Uses, where
+from tests.processes.lab import TOKEN, open_lab
 
 LIMIT_S = 90.0
 
@@ -88,6 +92,57 @@ async def test_a_container_whose_client_was_killed_is_removed(place: Path) -> No
                 while True:
                     os.kill(inside, 0)
                     await trio.sleep(0.01)
+
+
+def test_a_command_runs_in_the_container_of_its_job(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "fray.cli", *words]
+        return subprocess.run(command, text=True, timeout=LIMIT_S, check=False, **options)
+
+    (tmp_path / "lab").mkdir()
+    monkeypatch.setenv("COLOR", "red")
+    with open_lab(tmp_path / "lab", "alpha") as lab:
+        monkeypatch.setenv("FRAY_CLUSTER_SPEC", lab.spec)
+        monkeypatch.setenv("FRAY_TOKEN", TOKEN)
+        job = (
+            "--detach",
+            "--name",
+            "j",
+            "--image",
+            "there",
+            "--cpu",
+            "0.1",
+            "--memory",
+            "200MB",
+            "--env",
+            "COLOR=green",
+        )
+        assert run("run", *job, "--", "sleep", "1000").returncode == 0
+        give_up_at = time.monotonic() + LIMIT_S
+        while not containers(place):
+            assert time.monotonic() < give_up_at
+            time.sleep(0.05)
+        (container,) = containers(place)
+        script = "echo $COLOR; pwd; cat; echo odd >&2; exit 7"
+        said = run("exec", "j", "--", "sh", "-c", script, input="typed\n", capture_output=True)
+        directory = os.readlink(f"/proc/{pid_in(container)}/cwd")
+        assert (said.returncode, said.stdout, said.stderr) == (7, f"green\n{directory}\ntyped\n", "odd\n")
+        assert (place / "command").read_text().split("\n")[1:5] == ["exec", "--interactive", container.name, "sh"]
+        assert run("exec", "j", "--", "no-such-program", capture_output=True).returncode == 127
+        refused = run("profile", "j", "--native", capture_output=True)
+        assert "runs in a container" in refused.stderr
+
+        terminal, inside = pty.openpty()
+        script = "test -t 0 && test -t 1 && echo $TERM on a terminal"
+        environ = {**os.environ, "TERM": "vt100"}
+        said = run("exec", "j", "--", "sh", "-c", script, stdin=inside, stdout=inside, stderr=inside, env=environ)
+        os.close(inside)
+        assert (said.returncode, os.read(terminal, 1000)) == (0, b"vt100 on a terminal\r\n")
+        os.close(terminal)
+        assert run("stop", "j").returncode == 0
+        assert containers(place) == []
 
 
 async def test_where_there_is_no_engine_the_job_is_refused_at_its_launch(

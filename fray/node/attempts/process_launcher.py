@@ -333,8 +333,8 @@ class ProcessLauncher(Launcher):
         attempt = self._attempts.get(attempt_id)
         if attempt is None or attempt.control is None or attempt.pid is None:
             raise Refused(f"{attempt_id} is not running yet, or no more")
-        if attempt.prepared is not None and attempt.prepared.image:
-            raise Refused(f"{attempt_id} runs in a container, which no command can be started in")
+        if command.record_s and attempt.prepared is not None and attempt.prepared.image:
+            raise Refused(f"{attempt_id} runs in a container, which this machine's py-spy does not look into")
         if command.record_s and not find_py_spy():
             raise Refused("py-spy is not installed on this machine: pip install 'fray[stacks]' where fray-node runs")
         near, far = socket.socketpair()

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import frozen
 
+from fray.model.messages.tunnels import RunCommand
 from fray.model.specs import AttemptSpec, EntryKind
 from fray.node.prepare import PreparedEnvironment
 
@@ -181,6 +182,14 @@ except BaseException as error:
     sys.exit(1)
 enter_from(directory, entry)
 """
+
+
+def exec_command(engine: str, attempt_id: str, command: RunCommand) -> list[str]:
+    """Return a command line of the client that runs a command in the container of an attempt: with its variables,
+    directory and user.
+    """
+    terminal = ["--tty", "--env", f"TERM={command.term or 'dumb'}"] if command.terminal else []
+    return [engine, "exec", "--interactive", *terminal, container_name(attempt_id), *command.argv]
 
 
 # Removal -------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 Each command has a process of the shim's above it, which carries its frames (`fray.model.messages.command_frames`)
 between a socket of the node and a terminal or three pipes. That process has the account, the control group and the
 namespaces of the job before it looks at anything. What the command leaves behind ends with it; all of it ends with the
-socket, and with the job.
+socket, and with the job. Of a job in a container the command is the engine's client, which runs the words in there.
 """
 
 from __future__ import annotations
@@ -140,14 +140,22 @@ def _carry_command(
         variables = job_variables(config.attempt_spec, config.offered, config.prepared, config.cpus)
         if config.cpus:
             os.sched_setaffinity(0, config.cpus)
-        if (account := config.attempt_spec.account) is not None:
-            become(account)
-            set_environ(os.environ, account)
-            die_with(shim)
-        os.environ.update(variables)
-        directory = working_directory(config.attempt_spec, config.prepared.cwd)
+        directory = "/"
+        # The engine's client gets no account and no variables of the job: those are the container's.
+        if not config.prepared.image:
+            if (account := config.attempt_spec.account) is not None:
+                become(account)
+                set_environ(os.environ, account)
+                die_with(shim)
+            os.environ.update(variables)
+            directory = working_directory(config.attempt_spec, config.prepared.cwd)
         with socket.socket(fileno=descriptor) as connection:
             command = _receive_command(connection)
+            if config.prepared.image:
+                from fray.node.containers.engine import exec_command
+
+                argv = exec_command(config.prepared.engine, config.attempt_spec.attempt_id, command)
+                command = evolve(command, argv=tuple(argv))
             if recorder is not None:
                 command = evolve(command, argv=_record_argv(*recorder, command.record_s))
             carrier = _Carrier(connection, command, directory)
