@@ -533,10 +533,16 @@ def _completion(verbs: Verbs) -> None:
 
 
 def _man(verbs: Verbs) -> None:
-    text = "write the manual pages of all commands and of both daemons into a directory"
-    example = "  fray man ~/.local/share/man/man1 && man fray-run"
+    text = "install the manual pages of all commands and of both daemons"
+    example = "  fray man && man fray-run\n  fray man build/man/man1"
     parser = verb(verbs, "man", "administration.man:man", text, example, opens="a loop")
-    parser.add_argument("directory", type=Path, metavar="DIR", help="made if it is not there")
+    parser.add_argument(
+        "directory",
+        nargs="?",
+        type=Path,
+        metavar="DIR",
+        help="made if it is not there (default: share/man/man1 beside the bin of the fray in PATH, where man looks)",
+    )
 
 
 def _backup(verbs: Verbs) -> None:

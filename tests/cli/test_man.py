@@ -55,6 +55,24 @@ def test_the_pages_are_written_into_a_directory(tmp_path: Path, capsys: pytest.C
     assert "cannot be written" in capsys.readouterr().err
 
 
+def test_without_a_directory_they_go_where_man_looks_for_the_fray_in_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "tool" / "bin" / "fray"
+    tool.parent.mkdir(parents=True)
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "fray").symlink_to(tool)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert main(["man"]) == 0
+    assert (tmp_path / "share" / "man" / "man1" / "fray-run.1").exists()
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("sys.prefix", str(tmp_path / "environment"))
+    assert main(["man"]) == 0
+    assert (tmp_path / "environment" / "share" / "man" / "man1" / "fray-run.1").exists()
+
+
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check[0])
 def test_programs_that_show_pages_find_nothing_wrong(check: tuple[str, ...], tmp_path: Path) -> None:
     if shutil.which(check[0]) is None or (check[0] == "man" and shutil.which("groff") is None):

@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from fray import __version__
@@ -20,18 +23,28 @@ SECTIONS = {"positional arguments": "ARGUMENTS", "options": "OPTIONS"}
 
 def man(options: argparse.Namespace) -> int:
     """Run ``fray man``. Raises InvalidRequest: the directory cannot be written."""
-    pages = manual_pages()
+    pages, directory = manual_pages(), options.directory or _default_directory()
     try:
-        options.directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
         for name, text in pages.items():
-            (options.directory / name).write_text(text)
+            (directory / name).write_text(text)
     except OSError as error:
-        raise InvalidRequest(f"{options.directory} cannot be written: {error.strerror or error}") from None
+        raise InvalidRequest(
+            f"{directory} cannot be written: {error.strerror or error}; `fray man DIR` writes elsewhere"
+        ) from None
     if options.json:
         say_json(sorted(pages))
     else:
-        note(f"wrote {len(pages)} pages to {options.directory}; `man fray` finds those in a man1 of its MANPATH")
+        note(f"wrote {len(pages)} pages to {directory}; `man fray` finds those in a man1 of its MANPATH")
     return 0
+
+
+def _default_directory() -> Path:
+    """Return where man looks for the pages of a program in PATH: for ``X/bin/fray`` in ``X/share/man``."""
+    found = shutil.which("fray")
+    # Without following links, since programs of pipx and uv are links in a bin that is in PATH.
+    prefix = Path(found).absolute().parent.parent if found is not None else Path(sys.prefix)
+    return prefix / "share" / "man" / "man1"
 
 
 def manual_pages() -> dict[str, str]:
