@@ -402,7 +402,7 @@ async def wait(cluster: Cluster, options: argparse.Namespace) -> int:
         ids = [info.job_id for info in await _chosen_living(cluster, options)]
         if not ids:
             # Not a success: what was to be waited for may have failed already.
-            raise NoSuchJob(_none_living(options), name=options.prefix or options.group)
+            raise NoSuchJob(_none(options), name=options.prefix or options.group)
     infos = await _ended(cluster, ids, options.timeout)
     if options.json:
         say_json(infos)
@@ -447,7 +447,7 @@ async def stop(cluster: Cluster, options: argparse.Namespace) -> int:
         group=options.group,
     )
     if not options.jobs and not requested:
-        note(_none_living(options))
+        note(_none(options))
     ids = list(dict.fromkeys([*ids, *requested]))
     if options.no_wait:
         if options.json:
@@ -469,7 +469,7 @@ async def requeue(cluster: Cluster, options: argparse.Namespace) -> int:
     else:
         found = [info for info in await _chosen_living(cluster, options) if info.state is JobState.RUNNING]
         if not found:
-            raise NoSuchJob(_none_living(options), name=options.prefix or options.group)
+            raise NoSuchJob(_none(options, "running"), name=options.prefix or options.group)
         if len(found) > 1 and not options.yes and can_ask():
             question = f"these {len(found)} jobs would end, and wait again:\n{listed(found)}\nRequeue them? [y/N]"
             if not await confirmed(question):
@@ -506,10 +506,10 @@ async def _chosen_living(cluster: Cluster, options: argparse.Namespace) -> list[
     return [info for info in found if info.name.startswith(options.prefix)]
 
 
-def _none_living(options: argparse.Namespace) -> str:
+def _none(options: argparse.Namespace, state: str = "living") -> str:
     if options.prefix is not None:
-        return f"no living job has the prefix {options.prefix!r}"
-    return f"no living job group named {options.group!r}"
+        return f"no {state} job has the prefix {options.prefix!r}"
+    return f"no {state} job group named {options.group!r}"
 
 
 async def _may_stop(cluster: Cluster, options: argparse.Namespace) -> bool:

@@ -26,6 +26,11 @@ def test_a_storage_that_does_not_exist_is_refused_before_the_query() -> None:
         check_output("nowhere://bucket/x")
 
 
+def test_names_of_other_formats_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"'usage.csv' would be a file in Parquet: name it so, or use --json"):
+        check_output("usage.csv")
+
+
 @pytest.mark.parametrize("prefix", ["", "file://"])
 async def test_rows_are_there_with_their_types(tmp_path: Path, prefix: str) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")

@@ -772,6 +772,7 @@ def test_a_requeued_job_runs_again_and_says_who_requeued_it(run: Fray) -> None:
     assert run("requeue", "--prefix", "back/", "--json").json == {"jobs": [job_id], "refused": {}}
     wait_for_attempt(run, job_id, 2)
     run("stop", job_id)
+    assert run("requeue", "--prefix", "back/").err == "fray: no running job has the prefix 'back/'\n"
     refused = run("requeue", job_id)
     assert (refused.code, refused.err) == (
         1,

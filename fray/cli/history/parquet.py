@@ -11,7 +11,11 @@ from fray.net import storage
 
 
 def check_output(target: str) -> None:
-    """Raise InvalidRequest if a package that ``--output`` needs is not installed, or there is no such storage."""
+    """Raise InvalidRequest if a package that ``--output`` needs is not installed, there is no such storage, or the name
+    is that of another format.
+    """
+    if target.endswith((".csv", ".json", ".jsonl", ".txt")):
+        raise InvalidRequest(f"--output {target!r} would be a file in Parquet: name it so, or use --json > FILE")
     try:
         import pyarrow  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: F401
     except ImportError:

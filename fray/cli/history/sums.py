@@ -13,6 +13,8 @@ from fray.cli.output import note, say, say_json, width
 from fray.cli.target import namespace_of
 from fray.model.monitoring.accounting import Cost, Hours, UsageSum
 
+LEAST_H = 0.0001
+"""Hours from which on they are shown."""
 OPTIONAL = ("NAME", "ATTEMPTS", "WAIT H", "JOBS", "GIB-H", "IDLE", "PREEMPTED", "RETRIED")
 
 
@@ -111,6 +113,8 @@ def _keys(by: str, key: str, name: str, max_width: int | None) -> list[str]:
 
 def _amount(hours: float) -> str:
     """Return hours with two digits, or so many that something of them shows."""
+    if 0 < hours < LEAST_H:
+        return f"<{LEAST_H}"
     return f"{hours:,.2f}" if hours >= 1 or not hours else f"{hours:.2g}"
 
 
