@@ -20,10 +20,10 @@ import trio
 from fray.api.cluster import Cluster
 from fray.api.jobs.job import Job
 from fray.api.open import reports_waits
-from fray.cli.formatting import span_of
+from fray.cli.formatting import GAP, span_of, wrapped
 from fray.cli.jobs import exit_code
 from fray.cli.main import INTERRUPTED
-from fray.cli.output import note, say, say_json
+from fray.cli.output import note, say, say_json, width
 from fray.cli.reservations import find_reservation
 from fray.cli.target import open_target, spec_of
 from fray.errors import DeadlineExceeded, InvalidRequest
@@ -119,7 +119,7 @@ async def what_if(cluster: Cluster, options: argparse.Namespace) -> int:
     if options.json:
         say_json(found)
     else:
-        say(found.text.splitlines())
+        say(part for line in found.text.splitlines() for part in wrapped(line, width(), len(GAP)))
     return 0
 
 

@@ -41,6 +41,7 @@ def test_without_a_cluster_it_checks_this_machine(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("FRAY_CLUSTER_SPEC", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert main(["doctor", "--json", "--directory", str(tmp_path / "store")]) in (0, 1)
     found = json.loads(capsys.readouterr().out)
     assert {each["check"] for each in found} >= {"version", "account", "cgroups", "own name", "port", "disk", "cluster"}
@@ -49,7 +50,7 @@ def test_without_a_cluster_it_checks_this_machine(
     assert any(str(tmp_path / "store") in each["text"] for each in found)
     main(["doctor"])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == "skipped  cluster      none given (--cluster, FRAY_CLUSTER_SPEC, `fray login`)"
+    assert lines[-1] == "skipped  cluster      none given (--cluster, FRAY_CLUSTER_SPEC, `fray login`, `fray up`)"
 
 
 def test_a_range_of_uids_for_jobs_is_checked_in_one_line_for_each_condition(

@@ -66,6 +66,8 @@ def test_a_cluster_of_this_machine_is_up_in_one_word_and_down_in_another(fray: C
     status = json.loads(fray("status", "--json").stdout)
     assert (status["cluster"], status["nodes"]) == (variables["FRAY_CLUSTER_SPEC"], {"alive": 1})
     assert status["usage"]["capacity"]["cpu"] == 2
+    checks = json.loads(fray("doctor", "--json").stdout)
+    assert ("nodes", "ok") in [(each["check"], each["result"]) for each in checks], checks
     shown = fray("status").stdout
     assert "1 alive" in shown
     assert "0 running, 0 waiting" in shown

@@ -20,9 +20,10 @@ from pathlib import Path
 import trio
 from attrs import frozen
 
-from fray.cli.output import say, say_json
+from fray.cli.formatting import wrapped
+from fray.cli.output import say, say_json, width
 from fray.cli.target import has_token, spec_of, token_of
-from fray.deploy import stored_keys
+from fray.deploy import daemons, stored_keys
 from fray.deploy.cluster_spec import DEFAULT_PORT
 from fray.deploy.remote import open_remote
 from fray.errors import FrayError, InvalidRequest, Unauthorized
@@ -54,6 +55,8 @@ DISK_WARNING_BYTES = 5 * 1000**3
 DISK_LIMIT_BYTES = 500 * 1000**2
 DESCRIPTORS_WANTED = 4_096
 PORTS_SHOWN = 3
+INDENT = 22
+"""Column in which the text of a line begins."""
 
 
 class Result(StrEnum):
@@ -106,7 +109,7 @@ async def doctor(options: argparse.Namespace) -> int:
     if options.json:
         say_json(found)
     else:
-        say(finding.line() for finding in found)
+        say(part for finding in found for part in wrapped(finding.line(), width(), INDENT))
     return int(any(finding.result is Result.FAILED for finding in found))
 
 
@@ -295,8 +298,9 @@ def check_disk(directory: Path) -> Finding:
 async def check_cluster(options: argparse.Namespace) -> list[Finding]:
     """Return the findings about the way to the cluster of the options, and about it."""
     try:
-        if not (options.cluster or os.environ.get("FRAY_CLUSTER_SPEC") or stored_keys.default_spec()):
-            return [skipped("cluster", "none given (--cluster, FRAY_CLUSTER_SPEC, `fray login`)")]
+        named = options.cluster or os.environ.get("FRAY_CLUSTER_SPEC") or stored_keys.default_spec()
+        if not named and daemons.find_running() is None:
+            return [skipped("cluster", "none given (--cluster, FRAY_CLUSTER_SPEC, `fray login`, `fray up`)")]
         address = spec_of(options).address
     except InvalidRequest as error:
         return [failed("cluster", str(error), "correct the command, or the variable FRAY_CLUSTER_SPEC")]
