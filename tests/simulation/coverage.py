@@ -103,12 +103,11 @@ def counting(counts: Counter[str], truth: GroundTruth) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(RelayEndpoint, "__init__", relayed))
         stack.enter_context(mock.patch.object(CallDeduplicator, "admit", admit))
-        for name, table in TABLES.items():
-            counted = _CountedTable(name, table, counts)
-            for module in modules:
-                for attribute, value in list(vars(module).items()):
-                    if value is table:
-                        stack.enter_context(mock.patch.object(module, attribute, counted))
+        counted = {id(table): _CountedTable(name, table, counts) for name, table in TABLES.items()}
+        for module in modules:
+            for attribute, value in list(vars(module).items()):
+                if id(value) in counted:
+                    stack.enter_context(mock.patch.object(module, attribute, counted[id(value)]))
         yield
     counts.update({f"use: {what}": truth.uses[what] for what in USES if truth.uses[what]})
 

@@ -24,9 +24,12 @@ from fray.testing.seed import Seed, Trace, steady
 from tests.simulation.code_version import code_version
 from tests.simulation.scenario import GONE_WITHIN_S, ScenarioResult, simulate
 from tests.simulation.scenario_plans import ScenarioPlan, draw_plan
-from tests.simulation.trio_loop import plain_loop
 
 T = TypeVar("T")
+PASSES_LIMIT = 200_000
+"""Turns of Trio's loop without any time passing, after which it counts as an endless loop."""
+POLL_TURNS = 1000
+"""Turns of Trio's loop after which it looks at its sockets in any case."""
 
 
 class VirtualTimeStuck(Exception):
@@ -53,6 +56,38 @@ class _JumpingClock(trio.abc.Clock):
         if self.now < deadline < math.inf:
             self.now += deadline - self.now
         return 0.0
+
+
+class _NoIO:
+    """I/O manager of a loop that waits for nothing outside of it: asks the system only when there may be an answer.
+
+    Counts the turns without any time passing, and cancels ``scope`` at `PASSES_LIMIT`.
+    """
+
+    def __init__(self, clock: _JumpingClock, runner: Any) -> None:
+        self._clock, self._real, self._entries = clock, runner.io_manager, runner.entry_queue
+        self._time = -1.0
+        self._turns = self._passes = 0
+        self.scope = trio.CancelScope()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def get_events(self, timeout: float) -> Any:
+        now = self._clock.now
+        self._passes = self._passes + 1 if now == self._time else 0
+        self._time = now
+        if self._passes > PASSES_LIMIT:
+            self.scope.cancel()
+        self._turns += 1
+        # Finalizers and signals (Ctrl-C) wake the loop by a socket.
+        if self._entries.queue or self._entries.idempotent_queue or self._turns % POLL_TURNS == 0:
+            return self._real.get_events(timeout)
+        return ()
+
+    def process_events(self, events: Any) -> None:
+        if events:
+            self._real.process_events(events)
 
 
 class _DeadlineChange:
@@ -107,16 +142,17 @@ class _PlainAlarm:
             self._register(deadline)
 
     async def wait(self, lot: trio.lowlevel.ParkingLot | None = None) -> None:
-        self._task, self._lot = trio.lowlevel.current_task(), lot
+        task = self._task = trio.lowlevel.current_task()
+        self._lot = lot
         self._register(self._deadline)
+        if lot is not None:
+            lot._parked[task] = None  # as `ParkingLot.park`
         try:
-            if lot is None:
-                await trio.lowlevel.wait_task_rescheduled(self._abort)
-            else:
-                await lot.park()
+            await trio.lowlevel.wait_task_rescheduled(self._abort)
         finally:
             self._task = None
-            self._register(math.inf)
+            if self._registered_deadline != math.inf:
+                self._register(math.inf)
 
     def _register(self, new: float) -> None:
         old, self._registered_deadline = self._registered_deadline, new
@@ -128,7 +164,9 @@ class _PlainAlarm:
                 deadlines.add(new, self)
 
     def _abort(self, _: object) -> trio.lowlevel.Abort:
-        self._task = None
+        task, self._task = self._task, None
+        if self._lot is not None and task is not None:
+            del self._lot._parked[task]
         return trio.lowlevel.Abort.SUCCEEDED
 
     def _cancel(self, reason: object) -> None:
@@ -230,13 +268,16 @@ def run_in_virtual_time(seed: Seed, scenario: Callable[[], Awaitable[T]]) -> tup
     Raises:
         VirtualTimeStuck: virtual time stood still.
     """
-    clock, results, stuck = _JumpingClock(), list[T](), trio.CancelScope()
+    clock, results = _JumpingClock(), list[T]()
 
     async def main() -> None:
-        with stuck:
+        runner: Any = trio.lowlevel.current_task()._runner
+        runner.io_manager = no_io = _NoIO(clock, runner)
+        runner.instruments = {}  # asked several times for each step of a task: faster than Trio's own mapping
+        with no_io.scope:
             results.append(await scenario())
 
-    with steady(seed), plain_loop(stuck), _plain_deadlines(clock), _listening() as caught:
+    with steady(seed), _plain_deadlines(clock), _listening() as caught:
         trio.run(main, clock=clock)
     if not results:
         raise VirtualTimeStuck(f"seed {seed.number}: time stood still")

@@ -65,12 +65,17 @@ def _capacity(state: State) -> Iterator[str]:
     for node in _nodes_to_check(state):
         held = [attempt for attempt in living[node.name] if not state.jobs[attempt.job_id].spec.reservation_id]
         units = shares[node.name]
-        demands = [*(state.share_of(a) for a in held), *(demand for demand, _ in units)]
-        free = (
-            node.capacity.cpu_milli - sum(d.cpu_milli for d in demands),
-            node.capacity.memory_bytes - sum(d.memory_bytes for d in demands),
-            node.capacity.disk_bytes - sum(d.disk_bytes for d in demands),
+        demands = [*[state.share_of(a) for a in held], *[demand for demand, _ in units]]
+        cpu_milli, memory_bytes, disk_bytes = (
+            node.capacity.cpu_milli,
+            node.capacity.memory_bytes,
+            node.capacity.disk_bytes,
         )
+        for demand in demands:
+            cpu_milli -= demand.cpu_milli
+            memory_bytes -= demand.memory_bytes
+            disk_bytes -= demand.disk_bytes
+        free = cpu_milli, memory_bytes, disk_bytes
         machine = state.pool.machines[node.name]
         if min(free) < 0:
             yield f"node {node.name} is allocated more than once: {free} left"
@@ -85,20 +90,23 @@ def _capacity(state: State) -> Iterator[str]:
 def _ports(state: State) -> Iterator[str]:
     """Yield attempts without the ports they requested, with ports the machine does not offer, or that others have."""
     given: dict[tuple[str, int], str] = {}
+    ports: defaultdict[str, list[int]] = defaultdict(list)
     for attempt in (one for here in _living_by_node(state).values() for one in here):
         spec, node = state.jobs[attempt.job_id].spec, state.nodes.get(attempt.node)
         if node is None:
             continue
-        asked = port_names(spec)[: spec.demand.ports]
-        if sorted(attempt.ports) != sorted(asked):
+        asked = port_names(spec)[: spec.demand.ports] if spec.demand.ports else ()
+        if (asked or attempt.ports) and sorted(attempt.ports) != sorted(asked):
             yield f"{attempt.attempt_id} requested ports {asked} and has {attempt.ports}"
         for port in attempt.ports.values():
             other = given.setdefault((node.name, port), attempt.attempt_id)
             if other != attempt.attempt_id or not 0 <= port - node.capacity.ports.first < node.capacity.ports.count:
                 yield f"port {port} of {node.name} is allocated to {other} and to {attempt.attempt_id}"
+    for name, port in given:
+        ports[name].append(port)
     for node in _nodes_to_check(state):
-        mine = sorted(port for name, port in given if name == node.name)
-        if mine != sorted(state.pool.machines[node.name].ports.given):
+        pooled = state.pool.machines[node.name].ports.given
+        if (pooled or ports[node.name]) and sorted(ports[node.name]) != sorted(pooled):
             yield f"the pool differs on the ports of {node.name}"
 
 
