@@ -455,6 +455,7 @@ def _status(verbs: Verbs) -> None:
     text = "show how a cluster stands: machines, what is in use, jobs"
     example = "  fray status\n  fray status --ssh hosts.toml"
     parser = verb(verbs, "status", "administration.machine_cluster:status", text, example, opens="itself")
+    add_watch(parser)
     _add_ssh(parser, "show what runs on the hosts of this file (see fray up --ssh)")
 
 

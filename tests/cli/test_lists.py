@@ -366,6 +366,8 @@ def test_every_verb_has_json_and_every_list_can_be_watched() -> None:
             "fray tinker ls",
             "fray tinker key list",
             "fray history",
+            "fray status",
+            "fray capacity",
             "fray cost",
         ),
     }

@@ -62,6 +62,7 @@ def add_capacity(verbs: Verbs) -> None:
         "show the capacity by kind and zone: used, reserved, idle, quarantined, closed; now, or over time",
         "  fray capacity\n  fray capacity --since 1d --kind gpu\n  fray capacity --since 2h --every 10m --json",
     )
+    add_watch(parser)
     parser.add_argument("--since", metavar="SPAN", help="means over time since so long ago: 2h, 1d (default: of now)")
     parser.add_argument("--every", metavar="SPAN", help="length of a period, 1m or more (default: a 24th of --since)")
     parser.add_argument("--kind", default="", help="only this kind: cpu, memory, gpu, gpu:h100")
