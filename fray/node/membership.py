@@ -209,6 +209,7 @@ class ClusterMembership:
         self._find_address()
         self._reports.report_all()
         self._wake.set()
+        self._moving.unpark_all()
         self._controller_reset.set()
         self.metrics.resend_all()
 
@@ -219,6 +220,7 @@ class ClusterMembership:
     def on_resumed(self) -> None:
         log.info("node %s: connection to the controller restored", self.config.name, extra={"node": self.config.name})
         self._find_address()
+        self._moving.unpark_all()
 
     def _find_address(self) -> None:
         """Advertise the address from which the controller sees this machine now, unless one was given."""
@@ -522,8 +524,10 @@ class ClusterMembership:
             self._forget(attempt_id)
 
     async def wait_reported(self) -> None:
-        """Wait until all changes were sent, or the channel has ended."""
-        while self._reports.has_changes and self.channel is not None and self.channel.error is None:
+        """Wait until there is a connection and all changes were sent, or the channel has ended."""
+        while self.channel is not None and self.channel.error is None:
+            if self.channel.connected and not self._reports.has_changes:
+                break
             await self._moving.park()
 
 

@@ -269,6 +269,7 @@ async def _leave_in_order(member: ClusterMembership, leave: trio.Event, scope: t
     channel = member.channel
     if channel is not None and channel.error is None:
         with trio.move_on_after(REPORTED_S):
+            # Also for a connection, if one is being made again: without a goodbye the controller waits for the lease.
             await member.wait_reported()
             # After the outcomes, which it would otherwise overtake: the controller gives up whatever is left at a
             # goodbye.

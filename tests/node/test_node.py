@@ -594,6 +594,19 @@ async def test_a_node_may_leave_while_there_is_no_controller(autojump_clock: Any
         assert ("stop", "a") in harness.launcher.calls
 
 
+async def test_a_node_that_leaves_while_it_reconnects_says_goodbye_to_the_new_controller(autojump_clock: Any) -> None:
+    # Seed 31119 of the simulator: else the controller would take it for silent, until its lease is over.
+    async with open_harness() as harness:
+        harness.scope.cancel()
+        await trio.sleep(0.1)
+        harness.leave.set()
+        await trio.sleep(0.1)
+        harness.controller.epoch, harness.controller.revision = 2, 0
+        await harness.serve()
+        await harness.over.wait()
+        assert harness.controller.heard[-1] == NodeGoodbye(reason="node node-a leaves the cluster")
+
+
 async def test_a_node_may_leave_before_it_ever_joined(autojump_clock: Any) -> None:
     async with trio.open_nursery() as nursery:
         rng = random.Random(1)

@@ -28,7 +28,15 @@ from fray.scheduler.autoscaler.provider_events import (
     VANISHED_S,
 )
 from fray.scheduler.autoscaler.view import list_fleet
-from fray.scheduler.effects import FleetChanged, GroupScaled, MachineAnswered, MachinesListed, PolicyChanged, Refusal
+from fray.scheduler.effects import (
+    FleetChanged,
+    GroupScaled,
+    MachineAnswered,
+    MachinesListed,
+    PolicyChanged,
+    Refusal,
+    ReservationReleased,
+)
 from fray.scheduler.explain.forecast import what_if
 from fray.scheduler.reservations.view import reservation_info
 from fray.scheduler.state.unit_rows import CloudUnit, UnitPhase, next_backoff
@@ -616,6 +624,25 @@ def test_a_reservation_gets_its_machines_and_keeps_them_while_they_idle() -> Non
     scheduler.launch(job("d", demand(4), reservation_id="r"))
     scheduler.until(520)
     assert len(scheduler.live()) == 2, "what waits inside a reservation waits for its machines"
+
+
+def test_a_machine_that_a_reservation_gives_back_is_deleted_though_nothing_else_happens() -> None:
+    # Seed 31245: the end of its last attempt made a plan, in the same step before the machine was given back.
+    scheduler = Fleet(group())
+    scheduler.reserve(need=demand(4), min_units=1, max_units=1)
+    scheduler.tick()
+    scheduler.come()
+    scheduler.launch(job("a", demand(4), reservation_id="r"))
+    scheduler.run("a:0:0")
+    scheduler.until(100)
+    scheduler.tell(ReservationReleased(session="d", ref=1, reservation_id="r"))
+    scheduler.finish("a:0:0")
+    for _ in range(20):
+        at = scheduler.state.next_deadline()
+        if at is None or not scheduler.live():
+            break
+        scheduler.tick(at)
+    assert not scheduler.live()
 
 
 def test_a_reservation_grows_onto_new_machines() -> None:

@@ -42,9 +42,6 @@ from fray.scheduler.state.unit_rows import (
     make_unit_name,
 )
 
-PLAN_S = 2.0
-"""Minimum seconds between two plans; a millisecond more for each unit, so that plans take at most a few percent of
-the time."""
 SHAPES_LIMIT = 64
 """Shapes of requests that one plan considers, the first in the queue's order."""
 GANGS_LIMIT = 100
@@ -89,7 +86,7 @@ def replan_if_needed(state: State, out: EffectBuffer) -> None:
         if fleet.plan_at is None or fleet.planned_at is None:
             fleet.plan_at = state.now
         else:
-            fleet.plan_at = min(fleet.plan_at, max(state.now, fleet.planned_at + _pace_s(fleet)))
+            fleet.plan_at = min(fleet.plan_at, max(state.now, fleet.planned_at + fleet.pace_s))
     if fleet.plan_at is not None and fleet.plan_at <= state.now:
         replan(state, out)
     if fleet.has_new_orders:
@@ -119,21 +116,14 @@ def _group_names(state: State) -> list[str]:
     return list(names | dict.fromkeys(unit.group for unit in state.fleet.units.values()))
 
 
-def _pace_s(fleet: MachineGroupIndex) -> float:
-    """Return the least time between two plans."""
-    # A plan looks at each unit: about 10 ms for 1,000 of them, 40 ms for 10,000.
-    return PLAN_S + len(fleet.units) / 1000
-
-
 def _next_plan_at(state: State, due: list[float]) -> float | None:
     """Return when to plan again; None: when something changes."""
     fleet = state.fleet
-    pace_s = _pace_s(fleet)
     busy = any(unit.phase not in (UnitPhase.JOINED, UnitPhase.GONE) for unit in fleet.units.values())
     if fleet.is_plan_due_soon or busy or state.queue:
-        return state.now + pace_s
+        return state.now + fleet.pace_s
     # With nothing waiting or on its way, only the end of an idle time needs a plan.
-    return max(min(due), state.now + pace_s) if due else None
+    return max(min(due), state.now + fleet.pace_s) if due else None
 
 
 # One unit -------------------------------------------------------------------------------------------------------------

@@ -544,6 +544,8 @@ class MachineTables:
             # Several units can be on one node.
             if not any(node in other.nodes for other in reservation.units):
                 self.reservations_on.remove(node, reservation.id)
+            if self.has_machine_groups and node in self.nodes:
+                self.fleet.on_node_used(node, self.now)
             self._rebuild_reserved_machine(reservation, node)
 
     # Machines of reservations

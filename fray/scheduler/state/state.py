@@ -256,7 +256,7 @@ class State(Tables):
         held = (self.backoffs[0][0],) if self.backoffs else ()
         timed = self.timers.first()
         over = (self.time_limits[0][0],) if self.time_limits else ()
-        single = (at for at in (timed, self.fleet.plan_at) if at is not None)
+        single = (at for at in (timed, self.fleet.due_at) if at is not None)
         return min([*nodes, *sessions, *held, *over, *single], default=None)
 
 
