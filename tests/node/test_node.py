@@ -595,7 +595,7 @@ async def test_a_node_may_leave_while_there_is_no_controller(autojump_clock: Any
 
 
 async def test_a_node_that_leaves_while_it_reconnects_says_goodbye_to_the_new_controller(autojump_clock: Any) -> None:
-    # Seed 31119 of the simulator: else the controller would take it for silent, until its lease is over.
+    # Seed 31119 of the simulator: else the controller would take it for silent, until its lease expires.
     async with open_harness() as harness:
         harness.scope.cancel()
         await trio.sleep(0.1)
