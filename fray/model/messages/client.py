@@ -141,7 +141,7 @@ class Requeue:
 
     generations: dict[JobId, int]
     """Generation that is meant, by job: a repeated request has no second effect."""
-    reason: str = "on request"
+    reason: str = "requeued on request"  # the default of drivers of an earlier build
 
 
 @frozen(kw_only=True)
