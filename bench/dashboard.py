@@ -3,7 +3,8 @@
 A controller and `fray dashboard` run as processes of their own, all nodes in a third one (`bench.fleet`). All jobs
 wait, as they need more than any machine has. Then:
 
-- **rest**: CPU time of controller and dashboard for a while, with no page and with one (the overview);
+- **rest**: CPU time of controller and dashboard for a while: with no page, with one (the overview), and with that and
+  `fray metrics`, which is scraped every 15 s;
 - **first**: time from an address to the first rows that are drawn, and to all of them, for jobs and for machines;
 - **update**: time from the launch of a job, once accepted, to its row, and until which moment of it which leg lasts:
   until `fray dashboard` has sent the row, until the page's script has it, and until it is drawn; and from the cordon of
@@ -25,6 +26,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -71,6 +74,8 @@ AT_ONCE, PER_S = 10, 10
 """Jobs of a launch, and launches a second, while steps are measured."""
 RUNS_S = 1.0
 """Run time of such a job in seconds."""
+SCRAPE_S = 15.0
+"""Seconds between two scrapes, as by Prometheus with its usual configuration."""
 SETTLE_S = 5.0
 OVERVIEW, LIST = "jobs,nodes,usage,queue,reservations,samples", "jobs,held,progress"
 """Tables of two views of the page."""
@@ -84,13 +89,16 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) * TICK_S
 
 
+def start(port: int, *command: str) -> subprocess.Popen[str]:
+    """Start a command of ``fray``."""
+    environ = {**os.environ, "FRAY_TOKEN": TOKEN, "PYTHONPATH": str(ROOT)}
+    whole = [sys.executable, "-m", "fray.cli", *command, "--cluster", f"fray://127.0.0.1:{port}"]
+    return subprocess.Popen(whole, env=environ, stdout=subprocess.PIPE, text=True)
+
+
 def start_dashboard(port: int) -> tuple[subprocess.Popen[str], str]:
     """Start ``fray dashboard``; return it and its address."""
-    environ = {**os.environ, "FRAY_TOKEN": TOKEN, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "fray.cli", "dashboard", "--json", "--listen", "127.0.0.1:0"]
-    process = subprocess.Popen(
-        [*command, "--cluster", f"fray://127.0.0.1:{port}"], env=environ, stdout=subprocess.PIPE, text=True
-    )
+    process = start(port, "dashboard", "--json", "--listen", "127.0.0.1:0")
     assert process.stdout is not None
     return process, json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")["url"]
 
@@ -130,7 +138,7 @@ async def measure(options: argparse.Namespace, directory: Path, say: Callable[[s
                 if "page" in options.only:
                     say(f"rest, no page: {await rest(pids, options.rest_s)}")
                     async with open_tab() as tab:
-                        await measure_page(cluster, tab, url, pids, options, say)
+                        await measure_page(cluster, port, tab, url, pids, options, say)
                 if "steps" in options.only:
                     spans = await steps(cluster, url, options.steps_s, options.rounds)
                 nursery.cancel_scope.cancel()
@@ -142,6 +150,7 @@ async def measure(options: argparse.Namespace, directory: Path, say: Callable[[s
 
 async def measure_page(
     cluster: fray.Cluster,
+    port: int,
     tab: Tab,
     url: str,
     pids: dict[str, int],
@@ -154,6 +163,7 @@ async def measure_page(
     await tab.wait_for(f"document.body.innerText.includes('{jobs} pending')")
     await trio.sleep(SETTLE_S)
     say(f"rest, one page: {await rest(pids, options.rest_s)}")
+    say(f"rest, one page and metrics: {await rest_with_metrics(port, pids, options.rest_s)}")
     for view, count in (("jobs", jobs), ("machines", nodes)):
         say(f"first, {view}: {await first(tab, url, view, count)}")
     await tab.call("Page.addScriptToEvaluateOnNewDocument", source=NOTE_TIMES)
@@ -219,6 +229,39 @@ async def rest(pids: dict[str, int], for_s: float) -> str:
     before = {name: cpu_s(pid) for name, pid in pids.items()}
     await trio.sleep(for_s)
     return ", ".join(f"{name} {(cpu_s(pid) - before[name]) / for_s:.1%} of a core" for name, pid in pids.items())
+
+
+async def rest_with_metrics(port: int, pids: dict[str, int], for_s: float) -> str:
+    """Return what `rest` returns while ``fray metrics`` runs, too, and is scraped."""
+    at = free_port()
+    exporter = start(port, "metrics", "--listen", f"127.0.0.1:{at}")
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(scrape, f"http://127.0.0.1:{at}/metrics")
+            found = await rest({**pids, "metrics": exporter.pid}, for_s)
+            nursery.cancel_scope.cancel()
+        return found
+    finally:
+        exporter.send_signal(SIGKILL)
+        exporter.communicate()
+
+
+async def scrape(url: str, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    """Get the numbers every `SCRAPE_S` seconds."""
+    is_started = False
+    while True:
+        try:
+            with await trio.to_thread.run_sync(urllib.request.urlopen, url) as answer:
+                await trio.to_thread.run_sync(answer.read)
+        except urllib.error.URLError:
+            if is_started:
+                raise
+            await trio.sleep(0.2)  # it does not listen yet
+            continue
+        if not is_started:
+            is_started = True
+            task_status.started()
+        await trio.sleep(SCRAPE_S)
 
 
 async def first(tab: Tab, url: str, view: str, count: int) -> str:
