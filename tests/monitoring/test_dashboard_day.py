@@ -210,16 +210,16 @@ async def test_hours_of_users_and_machines_are_those_of_the_machines_of_the_day(
                 assert {row[0]: float(row[cpu]) for row in rows} == pytest.approx(expected, rel=0.05)  # two digits
                 assert sum(int(row[count]) for row in rows) == len(day.processes)
             # After the day its machines are on record, and none of them answers.
-            lost = "[...document.querySelectorAll('.row .lost')].length"
-            rows = await show(tab, "#/machines?sort=name", f"{lost} === {len(MACHINES)}")
+            silent = "[...document.querySelectorAll('.row .silent')].length"
+            rows = await show(tab, "#/machines?sort=name", f"{silent} === {len(MACHINES)}")
             columns = [await index_of(tab, name) for name in ("name", "state", "cpu", "attempts")]
             assert [[row[index] for index in columns] for row in rows] == [
-                [name, "lost", f"0 of {cpus}", "0"] for name, cpus in MACHINES.items()
+                [name, "silent", f"0 of {cpus}", "0"] for name, cpus in MACHINES.items()
             ]
             listed = {row["node"]: row["state"] for row in asked(day.lab, "sql", "select node, state from nodes")}
             assert listed == dict.fromkeys(MACHINES, "silent")
             await tab.evaluate("location.hash = '#/overview'")
-            await tab.wait_for(f"document.querySelector('#view').innerText.includes('{len(MACHINES)} lost')")
+            await tab.wait_for(f"document.querySelector('#view').innerText.includes('{len(MACHINES)} silent')")
             used = f"0 of {sum(MACHINES.values())} used"
             await tab.wait_for(f"document.querySelector('[data-kind=cpu]')?.innerText.includes('{used}')")
             assert tab.errors == []

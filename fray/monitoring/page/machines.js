@@ -5,7 +5,7 @@ import { Grid } from "./grid.js";
 import { eventTable } from "./history.js";
 import { jobColumns, withHeld } from "./jobs.js";
 
-const stateOf = (node) => (node.gone ? "gone" : node.alive ? node.standing || "ready" : "lost");
+const stateOf = (node) => (node.gone ? "gone" : node.alive ? node.standing || "ready" : "silent");
 const devicesUsed = (node) => Object.keys(node.granted).length;
 
 const columns = [
@@ -39,7 +39,7 @@ export const machines = {
     const state = h("select", { "aria-label": "state", onchange: choose("state", "state") });
     const element = h("div", {}, h("div", { class: "tools" },
       h("input", { type: "search", placeholder: "name, zone, attribute, reason…", "aria-label": "filter", value: chosen.text, oninput: choose("text", "q") }), state, counts), grid.element);
-    const names = ["ready", "cordoned", "draining", "drained", "leaving", "quarantined", "lost", "gone"];
+    const names = ["ready", "cordoned", "draining", "drained", "leaving", "quarantined", "silent", "gone"];
     state.append(h("option", { value: "" }, "all states"), ...names.map((each) => h("option", { value: each, selected: each === chosen.state }, each)));
     function draw() {
       const rows = [...live.rows("nodes").values()];

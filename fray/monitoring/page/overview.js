@@ -94,7 +94,7 @@ export const overview = {
       for (const job of live.rows("jobs").values()) states[job.state] = (states[job.state] ?? 0) + 1;
       const machines = {};
       for (const node of live.rows("nodes").values()) {
-        const state = node.alive ? node.standing || "ready" : "lost";
+        const state = node.alive ? node.standing || "ready" : "silent";
         machines[state] = (machines[state] ?? 0) + 1;
       }
       const list = (found, view, key) => h("div", { class: "keys" }, Object.entries(found).sort().map(([state, count]) =>
