@@ -22,6 +22,10 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import settings
 
+# GNU readline, which pytest imports, exports the size of a terminal, so that the workers of pytest-xdist inherit one.
+for _name in ("COLUMNS", "LINES"):
+    os.environ.pop(_name, None)
+
 TESTS = Path(__file__).parent
 SHARED_CLUSTER = (
     "/v2/",

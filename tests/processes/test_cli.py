@@ -67,7 +67,6 @@ def run(lab: Lab, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[
     """Run the command as a user would who has said where the cluster is."""
     monkeypatch.setenv("FRAY_CLUSTER_SPEC", lab.spec)
     monkeypatch.setenv("FRAY_TOKEN", TOKEN)
-    monkeypatch.delenv("COLUMNS", raising=False)
 
     def run(*words: str) -> Said:
         capfd.readouterr()

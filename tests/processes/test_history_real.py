@@ -33,7 +33,6 @@ def test_what_ran_on_a_machine_that_left_is_known_after_the_controller_was_kille
 ) -> None:
     monkeypatch.setenv("FRAY_CLUSTER_SPEC", lab.spec)
     monkeypatch.setenv("FRAY_TOKEN", TOKEN)
-    monkeypatch.delenv("COLUMNS", raising=False)  # no column is cut
 
     def shown(*words: str) -> str:
         assert main(list(words)) == 0

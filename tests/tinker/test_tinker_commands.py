@@ -58,8 +58,6 @@ async def test_an_operator_sees_jobs_and_gives_keys(
 ) -> None:
     pytest.importorskip("torch")
     monkeypatch.delenv("FRAY_TINKER_KEY", raising=False)
-    # With it, tables are truncated to so many columns; parallel runs of pytest set it.
-    monkeypatch.delenv("COLUMNS", raising=False)
     # The service and the commands find one another without a directory.
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     directory = tmp_path / "fray" / "tinker"
