@@ -135,11 +135,7 @@ async def test_a_log_appears_as_it_is_printed_and_is_searched(lab: Lab, tmp_path
             search = "document.querySelector('input[type=search]')"
             await tab.evaluate(f"{search}.value = 'sec'; {search}.dispatchEvent(new Event('input'))")
             await tab.wait_for("document.querySelector('.log').innerText.trim() === 'second'")
-            # It asks once: "cancel" changes nothing.
-            await tab.click("#stop")
-            assert job in await tab.text("dialog[open]")
-            await tab.click("dialog[open] button[value='']")
-            await tab.wait_for("!document.querySelector('dialog[open]')")
+            await press_and_cancel(tab, "#stop", job)
             assert json.loads(run_fray(lab, "show", job, "--json"))["state"] == "running"
             await tab.click("#stop")
             await tab.click("dialog[open] button[value='yes']")
@@ -154,6 +150,14 @@ def outer() -> None:
 
 def inner() -> None:
     time.sleep(600)
+
+
+async def press_and_cancel(tab: Tab, button: str, job: str) -> None:
+    """Press a button, which asks once and names the job, and answer with "cancel", which changes nothing."""
+    await tab.click(button)
+    assert job in await tab.text("dialog[open]")
+    await tab.click("dialog[open] button[value='']")
+    await tab.wait_for("!document.querySelector('dialog[open]')")
 
 
 async def test_a_flame_graph_shows_what_a_job_does(lab: Lab) -> None:
@@ -181,10 +185,7 @@ async def test_requeue_asks_once_and_the_job_starts_again(lab: Lab) -> None:
             await tab.open(url)
             await tab.evaluate(f"location.hash = '#/job/{job}'")
             await tab.wait_for("document.querySelector('h1')?.innerText.includes('running')")
-            await tab.click("#requeue")
-            assert job in await tab.text("dialog[open]")
-            await tab.click("dialog[open] button[value='']")
-            await tab.wait_for("!document.querySelector('dialog[open]')")
+            await press_and_cancel(tab, "#requeue", job)
             assert len(json.loads(run_fray(lab, "show", job, "--json"))["attempts"]) == 1
             await tab.click("#requeue")
             await tab.evaluate("document.querySelector('dialog[open] input').value = 'makes room'")

@@ -7,6 +7,7 @@ of an earlier epoch is recognized, and the client gets everything again.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import chain
 
 from fray.model.ids import JobId, NodeName
 from fray.scheduler.effects import (
@@ -113,10 +114,12 @@ class NodeChanges:
 
     def note(self, events: Sequence[Event], effects: Sequence[Effect]) -> None:
         """Take what a batch was about."""
-        for each in (*events, *effects):
+        for each in chain(events, effects):
+            if self._suspects is None:
+                return  # as long as no client asks
             if isinstance(each, ABOUT_ANY):
                 self._suspects = None
-            elif self._suspects is not None and isinstance(each, ABOUT_ONE):
+            elif isinstance(each, ABOUT_ONE):
                 self._suspects[each.node] = None
 
     def look(self, marks_of: Callable[[Collection[NodeName] | None], Mapping[NodeName, object]], now: float) -> int:

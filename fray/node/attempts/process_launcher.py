@@ -335,13 +335,13 @@ class ProcessLauncher(Launcher):
             raise Refused(f"{attempt_id} is not running yet, or no more")
         if command.record_s and attempt.prepared is not None and attempt.prepared.image:
             raise Refused(f"{attempt_id} runs in a container, which this machine's py-spy does not look into")
-        if command.record_s and not find_py_spy():
+        py_spy = find_py_spy() if command.record_s else ""
+        if command.record_s and not py_spy:
             raise Refused("py-spy is not installed on this machine: pip install 'fray[stacks]' where fray-node runs")
         near, far = socket.socketpair()
         with far:
             # By the shim, so that it ends with the attempt. It takes the descriptor for the first word that it knows.
-            record = {"record": find_py_spy()} if command.record_s else {}
-            attempt.control.notify_with(far.fileno(), **record, command=1)
+            attempt.control.notify_with(far.fileno(), **({"record": py_spy} if py_spy else {}), command=1)
         near.setblocking(False)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(near))
         try:
