@@ -138,6 +138,16 @@ def traceback_entries(error: BaseException) -> list[TracebackType]:
     return entries
 
 
+def line_number(entry: TracebackType) -> int:
+    """Return the line of an entry.
+
+    Instructions that a compiler has added have none, and an interrupt may come in one: theirs is the first line of the
+    function, as text and numbers are made of it.
+    """
+    lineno: int | None = entry.tb_lineno
+    return entry.tb_frame.f_code.co_firstlineno if lineno is None else lineno
+
+
 def traceback_of(entries: Sequence[tuple[FrameType, int]]) -> TracebackType | None:
     """Return the traceback of frames and their line numbers, outermost first."""
     chained: TracebackType | None = None
@@ -149,7 +159,7 @@ def traceback_of(entries: Sequence[tuple[FrameType, int]]) -> TracebackType | No
 def _chain(entries: Sequence[TracebackType]) -> TracebackType | None:
     chained: TracebackType | None = None
     for each in reversed(entries):
-        chained = TracebackType(chained, each.tb_frame, each.tb_lasti, each.tb_lineno)
+        chained = TracebackType(chained, each.tb_frame, each.tb_lasti, line_number(each))
     return chained
 
 
@@ -287,7 +297,7 @@ def _print_interrupt(cls: type[BaseException], error: BaseException, trace: Trac
         sys.__excepthook__(cls, error, trace)
         return
     code = entries[-1].tb_frame.f_code
-    place = traceback.FrameSummary(code.co_filename, entries[-1].tb_lineno, code.co_name)
+    place = traceback.FrameSummary(code.co_filename, line_number(entries[-1]), code.co_name)
     print("".join(traceback.format_list([place])), "KeyboardInterrupt", sep="", file=sys.stderr)
 
 

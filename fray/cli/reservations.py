@@ -134,7 +134,7 @@ async def show(cluster: Cluster, options: argparse.Namespace) -> int:
     if options.json:
         say_json(info)
     elif isinstance(info, RecordedReservation):
-        say(described_gone(info))
+        say(described_gone(info, width()))
     else:
         say(described(info, time.time(), width()))
     return 0
@@ -153,7 +153,7 @@ async def _find_gone(cluster: Cluster, options: argparse.Namespace, error: NoSuc
     return max(found, key=lambda one: one.ended_at or 0.0)
 
 
-def described_gone(one: RecordedReservation) -> list[str]:
+def described_gone(one: RecordedReservation, max_width: int | None) -> list[str]:
     """Return all details of a reservation that is gone."""
     devices = f", {one.devices} {one.device_variant or one.device_kind}" if one.devices else ""
     hosts = f", {one.hosts} hosts" if one.hosts > 1 else ""
@@ -173,7 +173,8 @@ def described_gone(one: RecordedReservation) -> list[str]:
             ("namespace", one.namespace),
             ("owner", one.owner or "the cluster (detached)"),
             ("user", one.user),
-        ]
+        ],
+        max_width,
     )
 
 

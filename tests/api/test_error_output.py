@@ -21,7 +21,7 @@ from fray import JobRequest
 from fray.errors import RemoteTraceback
 from fray.model.ids import split_attempt
 from fray.runtime.serialization.errors import dump_error, load_error
-from fray.tracebacks import shorten_traceback
+from fray.tracebacks import shorten_traceback, traceback_entries, traceback_text
 from tests.support import job_functions
 
 HEAD = """
@@ -313,3 +313,21 @@ def raised(call: Callable[[], object]) -> Exception:
 def frames(error: BaseException) -> list[str]:
     """Return the files of its traceback."""
     return [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+
+
+def test_an_error_that_came_in_an_instruction_without_a_line_is_sent_with_the_first_of_its_function() -> None:
+    """Signals are handled between any two instructions, so an interrupt may come in one that a compiler added."""
+
+    def work() -> None:
+        raise RuntimeError("failed")
+
+    function: Any = work
+    code = function.__code__
+    # One entry of the table of locations per eight units of code: 0xF8 with their number is "no location".
+    units = len(code.co_code) // 2
+    function.__code__ = code.replace(co_linetable=bytes(0xF8 | (min(8, units - at) - 1) for at in range(0, units, 8)))
+    error = raised(function)
+    assert traceback_entries(error)[-1].tb_lineno is None
+    place = f"line {code.co_firstlineno}, in work"
+    assert place in traceback_text(load_error(dump_error(error)))
+    assert place in traceback_text(error)

@@ -26,10 +26,11 @@ from fray.cli.nodes import actor_table, node_table
 from fray.cli.options import parser_of
 from fray.cli.output import note, say, screen
 from fray.cli.queue import queue_table
+from fray.cli.reservations import described_gone as described_gone_reservation
 from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.log_records import LogLine
 from fray.model.messages.client import NodeInfo
-from fray.model.messages.history import AttemptRecord, NodeRecord
+from fray.model.messages.history import AttemptRecord, NodeRecord, RecordedReservation
 from fray.model.messages.machine_groups import GroupInfo, MachineInfo
 from fray.model.messages.usage import QueueEntry, QueueInfo, UsageInfo
 from fray.model.monitoring.accounting import Hours, UsageSum, cost
@@ -237,6 +238,35 @@ def test_machines_that_are_gone_fit_and_show_what_ran_there(width: int) -> None:
     assert any("prod/trainer-k3x9m2p4q5r6:0:0" in line and "machine_lost" in line for line in shown)
     assert "nothing ran there" in described_gone(machine, [], width)
     assert "ran there; the last 50 of 51 attempts:" in described_gone(machine, [ran] * 51, width)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_reservation_that_is_gone_fits(width: int) -> None:
+    gone = RecordedReservation(
+        reservation_id="prod/nightly-k3x9m2p4q5r6",
+        name="nightly",
+        namespace="prod",
+        user="ada.lovelace@example.com",
+        band="batch",
+        cpu_milli=64_000,
+        memory_bytes=256 * 1024**3,
+        device_kind="gpu",
+        device_variant="h100",
+        devices=8,
+        hosts=4,
+        min_units=2,
+        max_units=4,
+        units_given=3,
+        nodes=tuple(f"gpu-{number}.lab.example" for number in range(12)),
+        created_at=NOW,
+        held_at=NOW + 60,
+        ended_at=NOW + 3600,
+        ended_by="released",
+        reason="released by its owner, a driver that has ended: the command was interrupted",
+    )
+    shown = described_gone_reservation(gone, width)
+    assert all(len(line) <= width for line in shown)
+    assert any("gpu-11.lab.example" in line for line in shown)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

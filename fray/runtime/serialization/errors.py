@@ -17,7 +17,7 @@ from fray.net.codec import Bytes
 from fray.runtime.serialization import pickling
 from fray.runtime.serialization.asyncio_note import add_asyncio_note
 from fray.runtime.serialization.frames import FrameRow, dump_frames, load_frames
-from fray.tracebacks import traceback_entries, traceback_text
+from fray.tracebacks import line_number, traceback_entries, traceback_text
 
 _PICKLED, _PARTS, _GROUP, _TEXT = range(4)
 _CHAIN_LIMIT = 50
@@ -123,7 +123,7 @@ def _where(error: BaseException) -> str:
     entries = traceback_entries(error)
     if not entries:
         return ""
-    code, lineno = entries[-1].tb_frame.f_code, entries[-1].tb_lineno
+    code, lineno = entries[-1].tb_frame.f_code, line_number(entries[-1])
     line = linecache.getline(code.co_filename, lineno).strip()
     return f'File "{code.co_filename}", line {lineno}, in {code.co_name}{": " if line else ""}{line}'
 

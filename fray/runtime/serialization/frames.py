@@ -12,7 +12,7 @@ from functools import lru_cache
 from types import CodeType, FrameType, TracebackType
 from typing import Any, TypeAlias
 
-from fray.tracebacks import REMOTE_FRAME, traceback_entries, traceback_of
+from fray.tracebacks import REMOTE_FRAME, line_number, traceback_entries, traceback_of
 
 FrameRow: TypeAlias = tuple[int, str, int, str, str, int, str, str]
 """Number of the frame in its error, file, line number, name, qualified name, first line number, text of the line,
@@ -34,10 +34,11 @@ def _row(entry: TracebackType, numbers: dict[FrameType, int]) -> FrameRow:
     frame, code = entry.tb_frame, entry.tb_frame.f_code
     # Numbered, as one frame may be in the tracebacks of an error and of its group, where it is one frame again.
     number = numbers.setdefault(frame, len(numbers))
-    line = linecache.getline(code.co_filename, entry.tb_lineno, frame.f_globals).strip()
+    lineno = line_number(entry)
+    line = linecache.getline(code.co_filename, lineno, frame.f_globals).strip()
     relative = _relative(code.co_filename, str(frame.f_globals.get("__name__", ""))) if line else ""
     names = code.co_name, code.co_qualname
-    return number, code.co_filename, entry.tb_lineno, *names, code.co_firstlineno, line, relative
+    return number, code.co_filename, lineno, *names, code.co_firstlineno, line, relative
 
 
 def _relative(path: str, module: str) -> str:
