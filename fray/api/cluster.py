@@ -39,10 +39,12 @@ from fray.model.messages.client import (
     Events,
     Explain,
     GetEvents,
+    GetJobSpec,
     Jobs,
     JoinTokenCreated,
     ListGroups,
     ListJobs,
+    RequestedJob,
     Requeue,
     RequeueResult,
     Terminate,
@@ -50,7 +52,7 @@ from fray.model.messages.client import (
 )
 from fray.model.requests import JobRequest
 from fray.model.service_key import ServiceKey
-from fray.model.specs import JobInfo, JobState
+from fray.model.specs import JobInfo, JobSpec, JobState
 from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.runtime import Runtime, current
 from fray.runtime.scope.scope import ChildScope
@@ -454,6 +456,17 @@ class Cluster(ExplainsMissing, ActorQueries, NodeAdmin, PeopleAdmin, Reservation
         reply = await self._runtime.client.request(GetEvents(job=job_id_of(job)))
         assert isinstance(reply, Events)
         return list(reply.events)
+
+    async def requested(self, job: Job | JobId) -> JobSpec:
+        """Return what the job requests of the cluster, without its code, arguments, variables and secrets.
+
+        Raises:
+            NoSuchJob: the cluster does not know it, or has only a summary left.
+            Unsupported: the controller is of an earlier release.
+        """
+        reply = await self._runtime.client.request(GetJobSpec(job=job_id_of(job)))
+        assert isinstance(reply, RequestedJob)
+        return reply.spec
 
     async def stacks(self, job: Job | JobId) -> dict[str, str]:
         """Return the present stacks of all threads (and Trio tasks) of each living attempt of a job, by attempt id.

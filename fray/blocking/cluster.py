@@ -281,6 +281,7 @@ class Cluster(LaunchMixin, ReservationMixin):
     explain = make_blocking(native.Cluster.explain)
     stacks = make_blocking(native.Cluster.stacks)
     events = make_blocking(native.Cluster.events)
+    requested = make_blocking(native.Cluster.requested)
     find_events = make_blocking(native.Cluster.find_events)
     attempts = make_blocking(native.Cluster.attempts)
     gone_nodes = make_blocking(native.Cluster.gone_nodes)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
+from attrs import evolve
+
 from fray.errors import NoSuchJob
 from fray.model.actors import ActorInfo, ActorStatus
 from fray.model.gangs import role_of
 from fray.model.ids import INTERNAL_PREFIX, ActorId, JobId, Namespace
 from fray.model.job_groups import JobGroupInfo, MemberInfo
 from fray.model.messages.client import Names
-from fray.model.specs import RESULT_GONE, AttemptInfo, EndReason, EntryKind, JobInfo, JobState, Outcome
+from fray.model.specs import RESULT_GONE, AttemptInfo, EndReason, EntryKind, JobInfo, JobSpec, JobState, Outcome
 from fray.scheduler.explain.diagnosis import group_reasons, job_reason_text, job_reasons
 from fray.scheduler.jobs.queries import is_group_in_namespace
 from fray.scheduler.lifecycle import FINAL_STATE, Budget, JobPhase
@@ -30,6 +32,14 @@ from fray.scheduler.state.tables import Tables, name_key
 
 _NOTHING_YET = Outcome(cause=EndReason.SUCCEEDED)
 """Outcome whose (empty) codes and values a job shows before it has one."""
+SHOWN = (
+    *("name", "namespace", "user", "entry", "demand", "alternatives", "members", "gang", "ports", "pin_cpus"),
+    *("max_retries_failure", "max_retries_preemption", "max_retries_machine_loss", "max_retries_out_of_memory"),
+    *("exit_codes", "backoff_s", "backoff_max_s", "memory_limit_bytes", "time_limit_s", "wait_limit_s", "notice_s"),
+    *("termination", "stall_s", "on_stall", "detached", "owned_by_job", "group", "index", "siblings"),
+    *("reservation_id", "job_group", "role"),
+)
+"""Fields of a `JobSpec` that are shown to clients: none has code, arguments, variables, secrets or addresses."""
 ENDED_ACTORS = 1_000
 """Ended actors in a list: those that ended last."""
 
@@ -82,6 +92,21 @@ def job_info(state: State, job_id: JobId, *, explained: bool = True) -> JobInfo:
         role=role_of(job.spec).name if job.spec.job_group else "",
         absorbed=job.is_absorbed,
     )
+
+
+def requested_spec(state: State, job_id: JobId) -> JobSpec:
+    """Return what a job requests of the cluster: `SHOWN` of its spec, and its band.
+
+    Raises:
+        NoSuchJob: unknown, or only its summary is on record.
+    """
+    job = state.jobs.get(job_id)
+    if job is None:
+        raise NoSuchJob(f"the request of job {job_id!r} is not on record", job_id=job_id)
+    spec = job.spec
+    actor = evolve(spec.actor, checkpoint_storage=None, health=None) if spec.actor is not None else None
+    shown = {name: getattr(spec, name) for name in SHOWN}
+    return JobSpec(job_id=job_id, band=job.band, actor=actor, **shown)
 
 
 def _tombstone_info(state: State, job_id: JobId) -> JobInfo:

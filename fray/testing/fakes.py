@@ -50,6 +50,7 @@ CAPTURE_S = 0.1
 START_S = (0.005, 0.05)
 """Delay between the node's request and a running process."""
 KILLED_AT_START = Outcome(cause=EndReason.KILLED, signal=7, message="killed by signal 7")
+KILLED_FROM_OUTSIDE = Outcome(cause=EndReason.KILLED, signal=9, message="killed by signal 9")
 PORT_TAKEN_PROBABILITY = 0.04
 """Probability that an unrelated process listens on one of an attempt's ports."""
 
@@ -302,12 +303,12 @@ class SimLauncher(Launcher):
 
     # Called by the simulation
 
-    def crash(self, attempt_id: AttemptId) -> bool:
-        """Kill the process by SIGKILL from outside; return False if there is none."""
+    def crash(self, attempt_id: AttemptId, outcome: Outcome = KILLED_FROM_OUTSIDE) -> bool:
+        """End the process at once, by default by SIGKILL from outside; return False if there is none."""
         process = self.held.get(attempt_id)
         if process is None or process.finished or attempt_id not in self._truth.living:
             return False
-        self._end_now(process, Outcome(cause=EndReason.KILLED, signal=9, message="killed by signal 9"), "crashed")
+        self._end_now(process, outcome, "crashed")
         return True
 
     def lose(self, how: str, *, silent: bool = False) -> None:

@@ -100,6 +100,7 @@ SAMPLES: dict[type, Callable[[Side], Any]] = {
     client.GetStacks: lambda side: client.GetStacks(job=side.running),
     client.Explain: lambda side: client.Explain(job=side.running),
     client.GetEvents: lambda side: client.GetEvents(job=side.running),
+    client.GetJobSpec: lambda side: client.GetJobSpec(job=side.running),
     client.FollowLogs: lambda side: client.FollowLogs(job=side.running),
     client.WatchLogs: lambda side: client.WatchLogs(job=side.running, tree=True),
     node.ReadLog: lambda side: node.ReadLog(attempt_id=side.attempt),

@@ -34,6 +34,7 @@ from fray.model.messages.client import (
     FetchBlob,
     FollowLogs,
     GetEvents,
+    GetJobSpec,
     Launch,
     ListActors,
     ListJobs,
@@ -50,6 +51,8 @@ from fray.model.messages.client import (
     WatchJobs,
 )
 from fray.model.messages.node import DesiredState, NodeMoved, ObservedState
+from fray.model.monitoring.health import HealthCheck
+from fray.model.policy.priority import Band
 from fray.model.resources import Demand
 from fray.model.specs import EndReason, EntryKind, JobInfo, JobSpec, JobState, Outcome
 from fray.net.codec import Kind, blob_id
@@ -225,6 +228,25 @@ async def test_every_state_explains_itself(autojump_clock: Any) -> None:
         for question in (Explain(job="nothing-1"), GetEvents(job="nothing-1")):
             with pytest.raises(NoSuchJob):
                 await driver.ask(question)
+
+
+async def test_the_request_of_a_job_is_shown_without_what_it_runs(autojump_clock: Any) -> None:
+    hidden = {
+        **dict.fromkeys(("argv", "sys_path"), ("hidden",)),
+        **{name: {"KEY": "hidden"} for name in ("env_vars", "secrets")},
+        "trace_vars": {"OTEL_SERVICE_NAME": "hidden"},
+        **dict.fromkeys(("cwd", "signature", "result_storage"), "hidden"),
+        "health": HealthCheck(path="/hidden"),
+        "environment": EnvironmentSpec(pip_packages=("hidden",)),
+    }
+    async with stage() as cluster:
+        driver = await cluster.client()
+        await driver.launch(evolve(spec(), entry=EntryKind.BINARY, payload=None, max_retries_failure=7, **hidden))
+        shown = (await driver.ask(GetJobSpec(job="work-1"))).spec
+        assert (shown.max_retries_failure, shown.demand, shown.band) == (7, spec().demand, Band.INTERACTIVE)
+        assert "hidden" not in repr(shown)
+        with pytest.raises(NoSuchJob):
+            await driver.ask(GetJobSpec(job="nothing-1"))
 
 
 async def test_lists_are_of_the_own_namespace_unless_asked_otherwise(autojump_clock: Any) -> None:

@@ -35,6 +35,7 @@ from tests.support import job_functions
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tests.processes.lab import TOKEN, Lab, open_lab
+from tests.simulation.commands import main as simulate
 
 DETACHED = ("run", "--detach", "--cpu", "0.1", "--memory", "50MB", "--name")
 SMALL = ResourceConfig.with_cpu(cpu=0.1, memory="50MB")
@@ -375,11 +376,12 @@ def test_a_report_has_what_is_known_of_a_job_and_no_secrets(
     broken = contents(jobs["lab/broken"])
     assert broken.keys() == {
         *("job.json", "job.txt", "events.txt", "explain.txt", "attempts.json", "machines.json", "log.txt"),
-        "versions.json",
+        *("versions.json", "request.json"),
     }
     assert json.loads(broken["job.json"])["job_id"] == jobs["lab/broken"]
     assert "no luck" in broken["job.txt"]
     assert "launched" in broken["events.txt"]
+    assert simulate(["--report", f"{jobs['lab/broken'].replace('/', '-')}.tar.gz"]) == 0
     assert [node["name"] for node in json.loads(broken["machines.json"])["nodes"]] == ["alpha"]
     assert "hold_child" in contents(jobs["lab/parent"])["stacks.txt"]
     script = 'echo "the key is $KEY"; sleep 1000'

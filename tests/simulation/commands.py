@@ -1,6 +1,7 @@
 """Run random scenarios of whole clusters: one seed (--seed 7), many (--seeds 0-999 --jobs 2), or a scenario file.
 
 --seed 7 --shrink FILE writes a short scenario that has the violation of the seed; --scenario FILE runs it again.
+--report ARCHIVE replays the job of an archive of ``fray report`` (`tests.simulation.report_replay`).
 --directed NAME runs the scenario of this name and the seed (`tests.simulation.directed_plans`) instead of a random one.
 """
 
@@ -20,8 +21,9 @@ from itertools import takewhile
 from pathlib import Path
 
 from fray.model.messages.session import VERSION
+from fray.model.text import visible_text
 from fray.testing.seed import Seed
-from tests.simulation import coverage, scenario_files, shrink
+from tests.simulation import coverage, report_replay, scenario_files, shrink
 from tests.simulation.code_version import code_version
 from tests.simulation.directed_plans import DIRECTED, draw_directed
 from tests.simulation.fresh_seeds import first_fresh_seed
@@ -45,6 +47,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     what.add_argument("--seeds", metavar="A-B", help="run all of these and count")
     what.add_argument("--fresh", metavar="N", type=int, help="run this many seeds that are derived from the commit")
     what.add_argument("--scenario", metavar="FILE", type=Path, help="run the scenario of a file")
+    what.add_argument("--report", metavar="ARCHIVE", type=Path, help="replay the job of an archive of fray report")
     parser.add_argument("--directed", metavar="NAME", choices=sorted(DIRECTED), help="instead of a random scenario")
     parser.add_argument(
         "--version", metavar="V", help="version of the code that printed the seed: say if it is another"
@@ -75,13 +78,16 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--limit-s is of many seeds: --seeds A-B --limit-s 600")
     if options.directed is not None and (not is_one or options.scenario is not None):
         parser.error("--directed needs one seed: --seed N --directed NAME")
+    if options.report is not None and (options.directed is not None or options.shrink is not None):
+        parser.error("--report replays the job of an archive: without --directed and --shrink")
     if options.shrink is not None and not is_one:
         parser.error("--shrink needs one seed: --seed N --shrink FILE")
     return options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return exit status 0 if every promise held, 1 if not, 2 for a scenario file that cannot be read.
+    """Return exit status 0 if every promise held, 1 if not, 2 for a scenario file that cannot be read. With
+    ``--report``: 0 if the simulation did the same, 1 if not, 2 for an archive that cannot be replayed.
 
     With ``--coverage`` also `NOT_COVERED` if every promise held and the coverage is not as it should be.
     """
@@ -100,6 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         first, source = first_fresh_seed()
         print(f"seeds {first}-{first + options.fresh - 1}, derived from {source}", flush=True)
         return _run_many(range(first, first + options.fresh), options)
+    if options.report is not None:
+        return _replay(options.report)
     try:
         if options.shrink is not None:
             return _shrink(options)
@@ -124,6 +132,16 @@ def _print_run(number: int, plan: ScenarioPlan, directed: str = "") -> ScenarioR
     print(summary(result, directed))
     print(f"{result.virtual_s:.0f} virtual seconds in {time.perf_counter() - began:.2f} s; trace {result.digest}")
     return result
+
+
+def _replay(path: Path) -> int:
+    try:
+        code, lines = report_replay.replay(path)
+    except report_replay.BadReport as error:
+        print(visible_text(f"{path} cannot be replayed: {error}"))
+        return 2
+    print("\n".join(lines))
+    return code
 
 
 def _run_file(path: Path) -> int:

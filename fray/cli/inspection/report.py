@@ -23,6 +23,9 @@ from fray.errors import FrayError, InvalidRequest
 from fray.model.specs import JobInfo, JobState
 from fray.monitoring.json_form import plain
 
+FORMAT = 1
+"""Version of the archive: of the names of its files, and of what is in those that programs read."""
+
 
 async def report(cluster: Cluster, options: argparse.Namespace) -> int:
     """Run ``fray report``."""
@@ -66,6 +69,7 @@ class _Evidence:
         parts: list[tuple[str, Callable[[], Awaitable[str]]]] = [
             ("events.txt", self._events),
             ("explain.txt", self._explain),
+            ("request.json", self._request),
             ("attempts.json", self._attempts),
             ("machines.json", self._machines),
             ("log.txt", self._log),
@@ -89,6 +93,7 @@ class _Evidence:
 
     def _versions(self) -> object:
         return {
+            "format": FORMAT,
             "fray": __version__,
             "python": platform.python_version(),
             "system": platform.platform(),
@@ -103,11 +108,15 @@ class _Evidence:
     async def _explain(self) -> str:
         return await self._cluster.explain(self._info.job_id) + "\n"
 
+    async def _request(self) -> str:
+        return _json(await self._cluster.requested(self._info.job_id))
+
     async def _attempts(self) -> str:
         return _json(await self._cluster.attempts(job=self._info.job_id))
 
     async def _machines(self) -> str:
-        names = {attempt.node for attempt in self._info.attempts}
+        records = await self._cluster.attempts(job=self._info.job_id)
+        names = {attempt.node for attempt in self._info.attempts} | {record.node for record in records}
         living = [node for node in await self._cluster.nodes() if node.name in names]
         gone = [node for name in sorted(names) for node in await self._cluster.gone_nodes(node=name)]
         return _json({"nodes": living, "gone": gone})

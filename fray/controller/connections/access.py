@@ -468,6 +468,7 @@ NARROWED: dict[type, Callable[[AccessScope, Any], Any]] = {
     client.GetStacks: _job,
     client.Explain: _job_or_reservation,
     client.GetEvents: _job_or_reservation,
+    client.GetJobSpec: _job,
     client.FollowLogs: _job,
     client.WatchLogs: _job,
     ReadLog: _read_log,

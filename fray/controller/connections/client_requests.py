@@ -313,6 +313,10 @@ def get_events(client: ClientConnection, ref: int, message: messages.GetEvents, 
     return messages.Events(events=events), ()
 
 
+def get_job_spec(client: ClientConnection, ref: int, message: messages.GetJobSpec, blobs: Sequence[Bytes]) -> Answer:
+    return messages.RequestedJob(spec=views.requested_spec(client.context.state, message.job)), ()
+
+
 # Reservations
 
 
@@ -626,6 +630,7 @@ HANDLERS: dict[type, Callable[[ClientConnection, int, Any, Sequence[Bytes]], Ans
     messages.GetStacks: get_stacks,
     messages.Explain: explain_job,
     messages.GetEvents: get_events,
+    messages.GetJobSpec: get_job_spec,
     messages.FollowLogs: follow_logs,
     messages.WatchLogs: watch_logs,
     ReadLog: read_log,

@@ -75,6 +75,7 @@ _ROWS: dict[str, tuple[type, ...]] = {
     "-oyyo--": (client.Terminate, client.Requeue, client.GetStacks, client.RenewReservation, client.ReleaseReservation),
     "yoyyo--": (
         *(client.WatchJobs, client.FindJob, client.ListJobs, client.ListGroups, client.Explain, client.GetEvents),
+        client.GetJobSpec,
         *(client.FollowLogs, client.WatchLogs, node.ReadLog),
         *(client.WatchReservation, client.ListReservations),
         *(client.ListActors, client.FindActor),

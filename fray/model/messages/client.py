@@ -296,6 +296,19 @@ class Events:
 
 
 @frozen(kw_only=True)
+class GetJobSpec:
+    """Get what a job requests. Reply: `RequestedJob`. Error: NoSuchJob, also if only a summary of it is left."""
+
+    job: JobId
+
+
+@frozen(kw_only=True)
+class RequestedJob:
+    spec: JobSpec
+    """Spec without code, arguments, variables, secrets, environment and addresses; its band is the one in force."""
+
+
+@frozen(kw_only=True)
 class Text:
     text: str
 
@@ -626,6 +639,8 @@ class NodeInfo:
     details: dict[str, str] = Factory(dict)
     """Further details for display, by topic: ``isolation``, ``memory limit``, ``environments``, ``zygotes``, ``logs``,
     ``python``; empty before the node has reported."""
+    joined_at: float = 0.0
+    """Time at which its process joined, in seconds since the epoch; 0: unknown."""
 
 
 @frozen(kw_only=True)

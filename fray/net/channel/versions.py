@@ -32,6 +32,7 @@ CAPABILITIES: Mapping[str, tuple[str, ...]] = {
         *("GetAttempts", "AttemptPage", "AttemptRecord", "GetNodeHistory", "NodeHistory", "NodeRecord"),
         *("FindEvents", "EventPage"),
     ),
+    "job-specs": ("GetJobSpec", "RequestedJob"),
     "launches-for": ("GetLaunchUsers", "LaunchUsers", "Launch.on_behalf_of"),
     "loop-delay": ("LoopDelay",),
     "moved-nodes": ("NodeMoved",),

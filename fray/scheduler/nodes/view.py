@@ -58,6 +58,7 @@ def node_info(state: State, node: Node) -> NodeInfo:
         busy=dict(node.busy),
         standing=service_state(node),
         standing_reason=str(out_of_service_reason(node, state.now) or ""),
+        joined_at=node.joined_at,
         granted={device: id_ for id_ in state.on_node.get(node.name, ()) for device in state.attempts[id_].devices},
     )
 
