@@ -27,6 +27,7 @@ from fray.node.shim.commands import COMMANDS_LIMIT
 sys.path.insert(0, str(Path(__file__).parent))
 from tests.processes.account_lab import needs_accounts, open_account_lab
 from tests.processes.lab import TOKEN, Lab, open_lab
+from tests.processes.process_trees import sleeping
 
 LONG_S = 60.0
 FRAY = (sys.executable, "-m", "fray.cli")
@@ -221,18 +222,6 @@ def test_all_that_it_has_started_ends_with(lab: Lab, ended: str) -> None:
     if ended != "job":
         assert asked("show", job_id)["state"] == "running", "the job continues"
         asked("stop", job_id)
-
-
-def sleeping(seconds: str) -> list[int]:
-    """Pids, as this machine has them, of the processes that sleep for so long."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if (process / "cmdline").read_text().split("\0")[:2] == ["sleep", seconds]:
-                found.append(int(process.name))
-        except OSError:
-            continue
-    return found
 
 
 # On a terminal -------------------------------------------------------------------------------------------------------
