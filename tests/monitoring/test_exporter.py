@@ -62,9 +62,10 @@ def refused(lab: Lab, *options: str) -> str:
 def test_numbers_of_a_cluster_and_a_controller_that_is_away(lab: Lab) -> None:
     with exporter(lab, "--listen", "127.0.0.1:0") as url:
         # The machine may join after the first answer.
-        while 'fray_machines{state="ready"} 1.0' not in (text := get(url)[1]):
+        while 'fray_machines{state="ready"} 1.0' not in (answer := get(url))[1]:
             pass
-        assert get(url)[0] == 200
+        status, text = answer
+        assert status == 200
         assert "fray_up 1.0" in text
         place = url.removesuffix("/metrics")
         assert get(f"{place}/readyz") == (200, "ok\n")

@@ -20,6 +20,7 @@ from fray.cli.jobs import described
 from fray.cli.output import clock, note, say_json
 from fray.cli.target import find, spec_of
 from fray.errors import FrayError, InvalidRequest
+from fray.model.messages.history import AttemptRecord
 from fray.model.specs import JobInfo, JobState
 from fray.monitoring.json_form import plain
 
@@ -63,6 +64,7 @@ class _Evidence:
 
     def __init__(self, cluster: Cluster, info: JobInfo, options: argparse.Namespace) -> None:
         self._cluster, self._info, self._options = cluster, info, options
+        self._records: list[AttemptRecord] = []
 
     async def collect(self) -> dict[str, str]:
         """Return the text of each file by its name."""
@@ -112,11 +114,11 @@ class _Evidence:
         return _json(await self._cluster.requested(self._info.job_id))
 
     async def _attempts(self) -> str:
-        return _json(await self._cluster.attempts(job=self._info.job_id))
+        self._records = await self._cluster.attempts(job=self._info.job_id)
+        return _json(self._records)
 
     async def _machines(self) -> str:
-        records = await self._cluster.attempts(job=self._info.job_id)
-        names = {attempt.node for attempt in self._info.attempts} | {record.node for record in records}
+        names = {attempt.node for attempt in self._info.attempts} | {record.node for record in self._records}
         living = [node for node in await self._cluster.nodes() if node.name in names]
         gone = [node for name in sorted(names) for node in await self._cluster.gone_nodes(node=name)]
         return _json({"nodes": living, "gone": gone})
