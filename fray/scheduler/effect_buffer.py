@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import filterfalse
 
 from fray.errors import FrayError
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, NodeName, SessionId
@@ -202,7 +203,7 @@ class EffectBuffer:
 
     def _desired_effect(self, node: NodeName, attempts: dict[AttemptId, None]) -> Effect:
         # Read here and not when it was marked: an attempt may be placed and end in one step.
-        wanted = {attempt: self.state.is_desired(attempt) for attempt in attempts}
-        changed = tuple(attempt for attempt, is_wanted in wanted.items() if is_wanted)
-        gone = tuple(attempt for attempt, is_wanted in wanted.items() if not is_wanted)
+        changed = tuple(filter(self.state.is_desired, attempts))
+        # Nearly always none: they are looked for only then.
+        gone = tuple(filterfalse(self.state.is_desired, attempts)) if len(changed) < len(attempts) else ()
         return DesiredAttemptsChanged(node=node, changed=changed, gone=gone)

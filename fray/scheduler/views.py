@@ -59,37 +59,37 @@ def job_info(state: State, job_id: JobId, *, explained: bool = True) -> JobInfo:
     job = state.jobs.get(job_id)
     if job is None:
         return _tombstone_info(state, job_id)
-    outcome = job.outcome or _NOTHING_YET
+    spec, outcome = job.spec, job.outcome or _NOTHING_YET
     reasons = job_reasons(state, job) if explained else []
+    retries = {cause.value: count for cause, count in job.retries.items()}
+    if job.requeues:
+        retries[Budget.REQUEUE.value] = job.requeues
     return JobInfo(
         job_id=job_id,
-        name=job.spec.name,
+        name=spec.name,
         # Phases of the scheduler are finer than what users see (`lifecycle.LIVING_STATE`).
         state=job_state(job),
         error_message=error_message(job.outcome) or (RESULT_GONE if job.value_forgotten else None),
         start_time=job.started_at,
         end_time=job.ended_at,
-        namespace=job.spec.namespace,
+        namespace=spec.namespace,
         owner=job.owner,
         cause=job.outcome.cause if job.outcome else None,
         exit_code=outcome.exit_code,
         signal=outcome.signal,
         value=outcome.value,
         stored=outcome.stored,
-        reason=reasons_text(reasons),
+        reason=reasons_text(reasons) if reasons else "",
         reason_kind=reasons[0].kind.code if reasons else "",
         attempts=tuple(map(_attempt_info, state.attempt_records(job))),
         ended_by=job.ended_by,
         launch_time=job.launched_at,
         parent=job.parent,
-        user=job.spec.user,
-        retries={
-            **{cause.value: count for cause, count in job.retries.items()},
-            **({Budget.REQUEUE.value: job.requeues} if job.requeues else {}),
-        },
-        first_member=job.first_member if job.spec.members > 1 else None,
-        job_group=job.spec.job_group,
-        role=role_of(job.spec).name if job.spec.job_group else "",
+        user=spec.user,
+        retries=retries,
+        first_member=job.first_member if spec.members > 1 else None,
+        job_group=spec.job_group,
+        role=role_of(spec).name if spec.job_group else "",
         absorbed=job.is_absorbed,
     )
 

@@ -174,7 +174,7 @@ def _hold_reason(state: Tables, job: JobRow) -> Reason:
 
 
 def _last_end(state: Tables, job: JobRow) -> str:
-    ended = (attempt.outcome for attempt in reversed(list(state.attempt_records(job))) if attempt.outcome is not None)
+    ended = (attempt.outcome for attempt in reversed(state.attempt_records(job)) if attempt.outcome is not None)
     last = next(ended, None)
     if last is None:
         return "its end"

@@ -104,7 +104,7 @@ def begin_generation(state: State, job: JobRow, generation: int) -> None:
     first = state.meta.first_generation
     if first > generation:
         # Records are looked up by counting generations, which a gap would make long. The history still has them.
-        for attempt in list(state.attempt_records(job)):
+        for attempt in state.attempt_records(job):
             state.drop_attempt(attempt)
         job.oldest = first
     job.generation = max(generation, first)

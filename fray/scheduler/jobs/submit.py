@@ -341,11 +341,15 @@ def _unmatched_texts(state: State, specs: list[JobSpec]) -> Iterator[str]:
         return
     seen: set[MemberGroup] = set()
     for spec in specs:
-        part = part_of(spec)
+        # That of the queue, which equal requests share and whose hash is known already.
+        applicant = state.queue.applicants.get(spec.job_id)
+        part = part_of(spec) if applicant is None else applicant.shape.request.parts[0]
         # Once for each shape: a launch may have 10,000 jobs, and all machines are looked at for each.
-        if spec.reservation_id or part in seen or state.pool.could_hold(part):
+        if spec.reservation_id or part in seen:
             continue
         seen.add(part)
+        if state.pool.could_hold(part):
+            continue
         machines = known_machines(state)
         if is_infeasible(part, machines):
             limit_s = spec.wait_limit_s

@@ -119,7 +119,7 @@ def start_job(state: State, out: EffectBuffer, job: JobRow, placed: Placement) -
             ports=dict(zip(names, grant.ports, strict=False)) if names else {},
             host=node.host,
             phase=phase,
-            loans=dict(grant.loans),
+            loans=dict(grant.loans) if grant.loans else {},
             placed_at=now,
         )
         state.add_attempt(attempt)

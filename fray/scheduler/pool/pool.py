@@ -365,6 +365,12 @@ class MachinePool:
         # cannot fit.
         if members > 1 and self.held_now(demand) < members:
             return None
+        if members == 1 and not liked:  # the usual case
+            only = self._best(demand, place, closed)
+            if only is None:
+                return None
+            self.take(only.node, demand, only.devices, only.ports)
+            return [only]
         grants: dict[int, MemberPlacement] = {}
         # All preferences first: a member without one must not take the machine that another prefers.
         for member, name in enumerate(liked[:members]):

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from attrs import Factory, define, frozen
+from attrs import Factory, define
 
 from fray.model.ids import Namespace, NodeName
 from fray.model.policy.policy import Policy
@@ -48,8 +48,8 @@ class Usage:
     at: float = 0.0
 
 
-@frozen(cache_hash=True)
-class Tenant:
+# A key of many dictionaries in each pass: tuples are hashed and compared without a call of Python.
+class Tenant(NamedTuple):
     """User and namespace to which usage is charged."""
 
     user: str = ""
@@ -207,8 +207,11 @@ class FairShareAccounts:
 
     # Usage
 
-    def count_members(self, tenant: Tenant, demand: Demand, variant: str, times: int, now: float) -> None:
-        """Count that many members more (or fewer), without accruing the mean."""
+    def count_members(
+        self, tenant: Tenant, demand: Demand, variant: str, times: int, now: float
+    ) -> tuple[TenantAccount, TenantAccount]:
+        """Count that many members more (or fewer), and return the accounts whose shares change by that: the caller
+        accrues their means."""
         accounts = self.account(tenant, now)
         cpu, memory = demand.cpu_milli * times, demand.memory_bytes * times
         for account in accounts:
@@ -217,9 +220,10 @@ class FairShareAccounts:
             used[1] += memory
         if demand.device_count:
             _count_devices(accounts, demand, variant, demand.device_count * times)
-        space = accounts[2]
+        user, found, space = accounts
         if not any(space.used):
             del self.namespaces[tenant.namespace]  # nothing of it is stored
+        return user, found
 
     def accrue(self, account: TenantAccount, now: float) -> None:
         """Add the share up to now to the mean; call it before the share changes."""

@@ -62,14 +62,18 @@ class OneToMany(dict[K, dict[V, None]]):
 class LivingJobs(dict[tuple[str, Namespace, JobState], int]):
     """Numbers of living jobs by user, namespace and state; what is 0 is absent."""
 
-    def count(self, spec: JobSpec, phase: JobPhase, times: int) -> None:
-        """Count a job in a phase that it enters (1) or leaves (-1)."""
-        key = spec.user, spec.namespace, LIVING_STATE[phase]
-        number = self.get(key, 0) + times
-        if number:
-            self[key] = number
-        else:
-            del self[key]
+    def move(self, spec: JobSpec, before: JobPhase | None, after: JobPhase) -> None:
+        """Count a job in the phase that it enters, and not in the one that it leaves (None: it is new)."""
+        # None for a job that is new, or has ended.
+        old, new = LIVING_STATE.get(before) if before is not None else None, LIVING_STATE.get(after)
+        if new is old:
+            return
+        for state, times in ((old, -1), (new, 1)):
+            if state is not None:
+                key = spec.user, spec.namespace, state
+                self[key] = self.get(key, 0) + times
+                if not self[key]:
+                    del self[key]
 
 
 class TimedJobs(list[TimedJob]):

@@ -226,13 +226,10 @@ class MachineTables:
             variant: of the devices they hold (`variant_of`).
         """
         shares, now = self.shares, self.now
-        accounts = shares.account(tenant, now)[:2]
-        for account in accounts:
+        for account in shares.count_members(tenant, demand, variant, times, now):
             # The past is settled at the old rate before the rate changes.
             if now > account.row.at:
                 shares.accrue(account, now)
-        shares.count_members(tenant, demand, variant, times, now)
-        for account in accounts:
             shares.update_share(account, now)
             self.usage[account.key] = account.row
             self.touch("usage", account.key)
@@ -244,7 +241,7 @@ class MachineTables:
     def demand(self, job: JobRow) -> Demand:
         """Return what each member takes of a machine; of alternative devices, those it was given last."""
         # What was taken, and so what is to be given back: the choice is in the row, also over a restart.
-        return (job.spec.demand, *job.spec.alternatives)[job.choice]
+        return job.spec.alternatives[job.choice - 1] if job.choice else job.spec.demand
 
     def share_of(self, attempt: AttemptRow) -> Demand:
         """Return what an attempt takes of its machine: its demand, without the CPUs that its ancestors lend it."""

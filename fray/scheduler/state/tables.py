@@ -152,14 +152,12 @@ class Tables(MachineTables):
 
     # Attempts
 
-    def attempt_records(self, job: JobRow) -> Iterator[AttemptRow]:
-        """Yield all attempts on record, oldest first."""
-        job_id = job.job_id
-        for generation in range(job.oldest, job.generation + 1):
-            for member in range(job.spec.members):
-                attempt = self.attempts.get(attempt_id(job_id, generation, member))
-                if attempt is not None:
-                    yield attempt
+    def attempt_records(self, job: JobRow) -> list[AttemptRow]:
+        """Return all attempts on record, oldest first."""
+        attempts, job_id, members = self.attempts, job.job_id, range(job.spec.members)
+        generations = range(job.oldest, job.generation + 1)
+        ids = [attempt_id(job_id, generation, member) for generation in generations for member in members]
+        return [attempts[id_] for id_ in ids if id_ in attempts]
 
     def members(self, job: JobRow) -> list[AttemptRow]:
         """Return the attempts of the current generation; empty while the job is queued."""
@@ -334,7 +332,7 @@ class Tables(MachineTables):
         if job.ended:
             self._index_finished(job)
             return
-        self.living_jobs.count(spec, job.phase, 1)
+        self.living_jobs.move(spec, None, job.phase)
         self.jobs_by_name.add((spec.namespace, spec.name), job_id)
         if job.owner:
             self.children.add(job.owner, job_id)
@@ -360,16 +358,14 @@ class Tables(MachineTables):
 
     def on_phase_changed(self, job: JobRow, before: JobPhase) -> None:
         """Index a job by its new phase: whether it runs, or ends."""
-        self.living_jobs.count(job.spec, before, -1)
-        if job.phase is not JobPhase.ENDED:
-            self.living_jobs.count(job.spec, job.phase, 1)
-        if before is JobPhase.QUEUED:
+        self.living_jobs.move(job.spec, before, job.phase)
+        if before is JobPhase.QUEUED and job.spec.wait_limit_s is not None:
             self.timers.set(("wait", job.job_id), None)
         # STARTING to RUNNING changes nothing here: both indexes are by the time of placement.
-        was_active = before in (JobPhase.STARTING, JobPhase.RUNNING)
-        if job.is_active and not was_active:
+        was_active, is_active = before in (JobPhase.STARTING, JobPhase.RUNNING), job.is_active
+        if is_active and not was_active:
             self._index_run(job)
-        elif was_active and not job.is_active:
+        elif was_active and not is_active:
             self.running_by_band[job.band].remove(_placed_entry(job))
             if job.time_limit_at is not None:
                 self.time_limits.remove((job.time_limit_at, job.order, job.job_id))
@@ -400,7 +396,7 @@ class Tables(MachineTables):
             self.value_sizes.add(job_id, job.outcome.value_bytes)
 
     def drop_job(self, job: JobRow) -> None:
-        for attempt in list(self.attempt_records(job)):
+        for attempt in self.attempt_records(job):
             self.drop_attempt(attempt)
         self.value_sizes.remove(job.job_id)
         del self.jobs[job.job_id], self.generation_counts[job.job_id], self.finished_jobs[job.job_id]
@@ -517,8 +513,8 @@ class Tables(MachineTables):
         self._set_wait_limit(job, job.queued_at)
 
     def _set_wait_limit(self, job: JobRow, since: float) -> None:
-        limit_s = job.spec.wait_limit_s
-        self.timers.set(("wait", job.job_id), None if limit_s is None else since + limit_s)
+        if job.spec.wait_limit_s is not None:
+            self.timers.set(("wait", job.job_id), since + job.spec.wait_limit_s)
 
     # Job groups
 
