@@ -170,6 +170,7 @@ class EffectBuffer:
         """
         # Decided last: a row added later in the step may refer to a blob that another row has released.
         gone = tuple(blob for blob in self._blobs if not self.state.is_blob_used(blob))
+        jobs = self.state.jobs
         return [
             *self._events,
             *self._history,
@@ -190,7 +191,7 @@ class EffectBuffer:
             ),
             *self._replies,
             # A job that changed and was forgotten in the same step has only a tombstone.
-            *(JobInfoChanged(job_id=job_id) for job_id in self._jobs if job_id in self.state.jobs),
+            *[JobInfoChanged(job_id=job_id) for job_id in self._jobs if job_id in jobs],
             *(ReservationInfoChanged(reservation_id=name) for name in self._reservations),
             *(NamesChanged(key=key) for key in self._names),
             # A client that waits for `Done` has received the final records and names when it comes.

@@ -159,7 +159,9 @@ def _adopted_job(state: State, spec: JobSpec) -> JobId | None:
 
 def _living_holder(state: State, spec: JobSpec) -> JobId | None:
     """Return the job that has the name and is not being ended."""
-    holders = state.jobs_by_name.get((spec.namespace, spec.name), ())
+    holders = state.jobs_by_name.get((spec.namespace, spec.name))
+    if holders is None:
+        return None
     # A job that is being ended gives its name away: its successor is accepted, and HELD until it is gone.
     return next((job_id for job_id in holders if state.jobs[job_id].stop_cause is None), None)
 

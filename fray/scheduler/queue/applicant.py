@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TypeAlias
 
-from attrs import Factory, frozen
+from attrs import Factory, field, frozen
 
 from fray.model.ids import JobId, NodeName
 from fray.model.policy.priority import Band
@@ -70,9 +70,11 @@ class Applicant:
     priority: int = 0
     """Priority among the applicants of its tenant and band, higher first."""
 
-    @property
-    def entry(self) -> Entry:
-        """Sort key among the applicants of its tenant."""
+    entry: Entry = field(init=False, eq=False, repr=False)
+    """Sort key among the applicants of its tenant."""
+
+    @entry.default
+    def _sort_key(self) -> Entry:
         # The id makes entries unique, so that sorted pairs of an entry and a queue never compare the queues.
         return self.band.rank, -self.priority, self.order, self.id
 

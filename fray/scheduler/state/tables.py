@@ -353,8 +353,8 @@ class Tables(MachineTables):
 
     def _index_run(self, job: JobRow) -> None:
         self.running_by_band[job.band].add(_placed_entry(job))
-        if job.time_limit_at is not None:
-            self.time_limits.add((job.time_limit_at, job.order, job.job_id))
+        if (limit_at := job.time_limit_at) is not None:
+            self.time_limits.add((limit_at, job.order, job.job_id))
 
     def on_phase_changed(self, job: JobRow, before: JobPhase) -> None:
         """Index a job by its new phase: whether it runs, or ends."""
