@@ -43,6 +43,10 @@ class EventInbox(Protocol):
     def post(self, event: Event) -> None:
         """Queue an event that the controller observed."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether the state has all events that were queued."""
+
 
 class CertificateIssuer(Protocol):
     """Certificate authority (`fray.controller.certificate_authority`)."""

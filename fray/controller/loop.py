@@ -127,6 +127,11 @@ class Loop:
         self._inbox.append(event)
         self._wakeup.unpark_all()
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether the state has all events that were queued."""
+        return not self._inbox
+
     def start(self, started: ControllerStarted, carry_out: CarryOut) -> None:
         """Step the start of the controller, before any peer can connect.
 

@@ -30,7 +30,7 @@ from fray.model.messages.client import (
 )
 from fray.model.messages.node import DesiredState, ObservedState
 from fray.model.specs import EndReason, JobState, ObservedAttempt, Outcome, Phase
-from fray.net.codec import blob_id
+from fray.net.codec import Kind, blob_id, encode_message
 from fray.net.transport import Credential
 from fray.scheduler.effects import (
     ControllerStarted,
@@ -498,6 +498,52 @@ async def test_presence_is_counted_again_after_a_restart(autojump_clock: Any) ->
         await node.until(lambda: len(node.welcomes) == 2)
         await trio.sleep(700)
         assert list(node.desired) == ["work-1:0:0"]
+
+
+async def test_the_scheduler_takes_no_step_when_a_node_forgets_an_attempt_that_has_ended(autojump_clock: Any) -> None:
+    async with stage() as cluster:
+        driver, node = await cluster.client(), await cluster.node()
+        reports: list[ObservedState] = []
+        cluster.controller.loop.observe(
+            (NodeReported,),
+            lambda events, _: reports.extend(each.report for each in events if isinstance(each, NodeReported)),
+        )
+        await driver.launch(spec())
+        await node.wait_desired("work-1:0:0")
+        node.succeed("work-1:0:0")
+        await node.until(lambda: not node.held)
+        await trio.testing.wait_all_tasks_blocked()
+        assert [[one.phase for one in each.observed] for each in reports if not each.full] == [
+            [Phase.RUNNING],
+            [Phase.ENDED],
+        ]
+        # An attempt that is not desired keeps everything off its machine until it is gone; so that report is a step.
+        node.held["work-9:0:0"] = ObservedAttempt(attempt_id="work-9:0:0", phase=Phase.RUNNING)
+        node.report("work-9:0:0")
+        await trio.testing.wait_all_tasks_blocked()
+        assert cluster.controller.state.nodes[node.name].stray_attempts == ("work-9:0:0",)
+        node.report(gone=["work-9:0:0"])
+        await trio.testing.wait_all_tasks_blocked()
+        assert cluster.controller.state.nodes[node.name].stray_attempts == ()
+        # Both reports in one message: the second arrives before the scheduler has had the first.
+        assert node.channel is not None
+        stray = ObservedState(full=False, observed=(node.held["work-9:0:0"],))
+        node.channel.send_later(Kind.NOTICE, 0, encode_message(stray))
+        node.report(gone=["work-9:0:0"])
+        await trio.testing.wait_all_tasks_blocked()
+        assert stray in reports
+        assert cluster.controller.state.nodes[node.name].stray_attempts == ()
+
+
+async def test_the_scheduler_learns_of_an_attempt_that_its_node_has_lost(autojump_clock: Any) -> None:
+    async with stage() as cluster:
+        driver, node = await cluster.client(), await cluster.node()
+        await driver.launch(spec(max_retries_preemption=0, max_retries_machine_loss=0))
+        await node.wait_desired("work-1:0:0")
+        await driver.job("work-1", lambda info: info.state is JobState.RUNNING)
+        node.report(gone=["work-1:0:0"])
+        info, _ = await driver.job_ended("work-1")
+        assert info.cause is EndReason.KILLED
 
 
 async def test_an_attempts_key_is_good_with_the_next_controller_too(autojump_clock: Any) -> None:

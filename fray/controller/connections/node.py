@@ -295,6 +295,9 @@ class NodeConnection:
         small = [blob for blob in blobs if len(blob) <= BLOB_LIMIT_BYTES]
         # The scheduler applies what is said of attempts of this node, and holds back devices that others may use.
         self._note_foreign((*(one.attempt_id for one in report.observed), *report.removed), "reported")
+        if self._is_known(report):
+            self._remember_report(report)
+            return
         with self._context.hold_blobs(small) as attached:
             stored = set(attached)
             report = evolve(report, observed=tuple(self._with_stored_value(one, stored) for one in report.observed))
@@ -308,6 +311,23 @@ class NodeConnection:
             # resumption.
             self._remember_report(report)
             self._post_report(report, tuple(stored))
+
+    def _is_known(self, report: ObservedState) -> bool:
+        """Return whether the report says only that the node has forgotten attempts whose end the scheduler knows.
+
+        That is the last report of each attempt, and the scheduler need not take a step for it.
+        """
+        state = self._context.state
+        node = state.nodes.get(self.node)
+        # A report that is still queued may be of the same attempts.
+        if report.full or report.observed or node is None or not self._context.inbox.is_empty:
+            return False
+        ended = (state.attempts.get(attempt_id) for attempt_id in report.removed)
+        return (
+            node.busy == report.busy
+            and node.stray_attempts == ()
+            and all(attempt is None or not attempt.living for attempt in ended)
+        )
 
     def _post_report(self, report: ObservedState, values: Sequence[BlobId] = ()) -> None:
         event = NodeReported(node=self.node, incarnation=self.incarnation, report=report)
