@@ -356,6 +356,16 @@ def test_a_new_policy_does_not_wait_for_the_end_of_an_idle_time() -> None:
     assert not scheduler.live(), "one is deleted, and one is closed"
 
 
+def test_a_maximum_that_is_lowered_in_the_moment_of_a_request_closes_what_is_too_many() -> None:
+    # Seed 33333: the invariants, which `tell` checks, took the units for requested beyond the new maximum.
+    scheduler = Fleet(group(max=3))
+    scheduler.launch(job("a", demand(4)), job("b", demand(4)))
+    assert len(scheduler.live()) == 2, "requested in the step of the launch"
+    scheduler.tell(PolicyChanged(policy=evolve(scheduler.policy, groups=(group(max=1),))))
+    scheduler.until(scheduler.now + 10)
+    assert len(scheduler.live()) == 1
+
+
 def test_a_job_does_not_wait_for_the_end_of_an_idle_time() -> None:
     scheduler = idle_beside_a_used_one()
     scheduler.launch(job("c", demand(4)))

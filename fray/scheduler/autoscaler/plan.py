@@ -53,7 +53,7 @@ UNITS_LIMIT = 100
 def on_policy_changed(state: State, policy: Policy) -> None:
     """Use the new policy; stopped groups may be tried again."""
     fleet = state.fleet
-    fleet.policy = policy
+    fleet.policy, fleet.limits_changed_at = policy, state.now
     # Also when nothing in the file has changed: the cause of a stop (a permission, a quota) often lies outside of it.
     for row in list(fleet.groups.values()):
         if row.stop_reason:

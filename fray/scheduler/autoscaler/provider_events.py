@@ -311,6 +311,7 @@ def on_group_scaled(state: State, event: GroupScaled, out: EffectBuffer) -> None
     row = state.fleet.row(event.group)
     row.min, row.max = event.min, event.max
     state.fleet.group_changed(row)
+    state.fleet.limits_changed_at = state.now
     out.log_event("", "group scaled", f"{event.group}: min {_limit_text(event.min)}, max {_limit_text(event.max)}")
     out.reply(event.session, event.ref, Done())
 

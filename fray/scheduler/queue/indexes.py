@@ -145,7 +145,7 @@ class TenantShapeQueue:
 
     @property
     def head(self) -> Entry:
-        return self.entries._blocks[0][0]  # `first`, without another call: asked several times for each placement
+        return self.entries.first
 
 
 @define(eq=False)

@@ -55,6 +55,8 @@ class MachineGroupIndex:
         self.has_new_orders = False
         """True if orders were added since the controller read them."""
         self.policy = Policy()
+        self.limits_changed_at: float | None = None
+        """Time of the last change of the policy, or of a group's limits."""
         self.cluster = ""
         """Id of the cluster, which is part of the name of every unit."""
         self.node_used_at: dict[NodeName, float] = {}

@@ -139,10 +139,11 @@ def _cordons(state: State) -> Iterator[str]:
             yield f"{node.name} holds nothing and does not count as drained"
 
 
-def _fleet(state: State) -> Iterator[str]:
-    """Yield units requested beyond max or the spend limit, open while they leave, or deleted while in use."""
+def _requests_within_limits(state: State) -> Iterator[str]:
+    """Yield units that the last plan requested beyond max or the spend limit."""
     fleet = state.fleet
-    if not fleet.units:
+    # They may have been lowered in the same moment, after the plan; the next one closes what is too many.
+    if fleet.limits_changed_at == state.now:
         return
     for config in fleet.configs():
         made = [
@@ -156,6 +157,14 @@ def _fleet(state: State) -> Iterator[str]:
     new = [unit for unit in fleet.units.values() if unit.phase is UnitPhase.WANTED and unit.requested_at == state.now]
     if limit is not None and any(unit.price_per_hour for unit in new) and fleet.spent_per_hour() > limit + 1e-6:
         yield f"{new[-1].name} was requested, and {fleet.spent_per_hour():g} an hour is over the limit of {limit:g}"
+
+
+def _fleet(state: State) -> Iterator[str]:
+    """Yield units requested beyond max or the spend limit, open while they leave, or deleted while in use."""
+    fleet = state.fleet
+    if not fleet.units:
+        return
+    yield from _requests_within_limits(state)
     for unit in fleet.units.values():
         nodes = [state.nodes[name] for name in fleet.nodes_of_unit.get(unit.name, ())]
         if not unit.is_live and any(state.pool.machines[node.name].is_open for node in nodes):
