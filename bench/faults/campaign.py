@@ -26,7 +26,7 @@ from bench.histories.records import Kind, Operation, Outcome, table
 
 NODES = ("north", "south")
 DRIVERS = 2
-WEIGHTS = {"job": 30, "child": 10, "shim": 15, "zygote": 5, "node": 12, "controller": 12, "driver": 10}
+WEIGHTS = {"job": 30, "child": 10, "shim": 15, "zygote": 5, "builder": 3, "node": 12, "controller": 12, "driver": 10}
 SEVERAL = 0.25
 """Probability that one more process is killed in the same instant."""
 GONE_WITHIN_S = 10.0
@@ -75,7 +75,9 @@ class Campaign:
                 if await self.one_kill() and len(self.kills) % QUIET_EVERY == 0 and len(self.kills) < count:
                     await self.be_quiet(cluster)
             await self.be_quiet(cluster, resume=False)
-            books = await outcomes.check_outcomes(cluster, self.lab, self.drivers, self.lost_drivers)
+            books = await outcomes.check_outcomes(
+                cluster, self.lab, self.drivers, self.lost_drivers, sum("builder" in one.kind for one in self.kills)
+            )
             history = [*read_history(self.lab.ledger), *self.losses()]
         self.lab.close()
         left = [f"{process.comm} ({process.pid})" for process in marked(self.lab.tag, str(self.lab.directory))]

@@ -11,29 +11,42 @@ import trio
 import fray
 from bench.faults.lab import Lab, read_lines
 from fray import EndReason, JobInfo, JobState
+from fray.node.environments.build_manager import TRIES
 
 ENDED_WITHIN_S = 60.0
 
 
-async def check_outcomes(cluster: fray.Cluster, lab: Lab, drivers: Iterable[str], lost: set[str]) -> dict[str, Any]:
-    """Return the counts of outcomes and the violations, once every job has ended."""
+async def check_outcomes(
+    cluster: fray.Cluster, lab: Lab, drivers: Iterable[str], lost: set[str], builder_kills: int
+) -> dict[str, Any]:
+    """Return the counts of outcomes and the violations, once every job has ended.
+
+    Args:
+        builder_kills: kills of processes that built environments. A job whose builder was killed `TRIES` times has to
+            fail.
+    """
     with trio.move_on_after(ENDED_WITHIN_S):
         while any(not job.state.finished for job in await cluster.list_jobs("*")):  # noqa: ASYNC110
             await trio.sleep(0.2)
     on_record = {job.job_id: job for job in await cluster.list_jobs("*")}
     accepted, ended = _reported_by_drivers(lab, drivers)
+
+    def lacks_environment(error: str) -> bool:
+        return builder_kills >= TRIES and f"its builder was killed {TRIES} times" in error
+
     broken: dict[str, list[Any]] = {"lost": [], "wrong": [], "completed twice": []}
     for job_id, (driver, detached) in accepted.items():
         job = on_record.get(job_id)
         must_succeed = driver not in lost or detached
         if job is None:
             broken["lost"].append(f"{job_id}: no record")
-        elif must_succeed and job.state is not JobState.SUCCEEDED:
+        elif must_succeed and job.state is not JobState.SUCCEEDED and not lacks_environment(str(job.error_message)):
             broken["lost"].append(f"{job_id}: {job.state.value}: {job.error_message}")
         if job is not None and len(_completions(job)) > 1:
             broken["completed twice"].append(f"{job_id}: generations {_completions(job)}")
     broken["lost"] += [f"{job_id}: its driver never saw its end" for job_id in _unreported(accepted, ended, lost)]
-    broken["wrong"] = [f"{job_id}: {word}" for job_id, word in ended.items() if word["state"] != "succeeded"]
+    failed = {job_id: word for job_id, word in ended.items() if word["state"] != "succeeded"}
+    broken["wrong"] = [f"{job_id}: {word}" for job_id, word in failed.items() if not lacks_environment(str(word))]
     counts = Counter(f"{job.state.value}, {min(len(job.attempts), 4)} attempts" for job in on_record.values())
     return {"counts": {"accepted": len(accepted), **dict(sorted(counts.items()))}, "broken": broken}
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from attrs import frozen
 
 from bench.faults.lab import TAG
+
+BUILDER = b"fray.node.environments.builder"
+"""Module of the process that builds an environment, in its command line."""
 
 
 @frozen
@@ -54,8 +57,10 @@ def below(root: int, processes: dict[int, Process]) -> list[Process]:
 
 
 def kind_of(process: Process, processes: dict[int, Process], nodes: Iterable[int]) -> str:
-    """Return the kind of a process below a node, by its name and that of its parent."""
+    """Return the kind of a process below a node, by its name and those of the processes above it."""
     parent = processes.get(process.parent)
+    if any(BUILDER in _read(f"/proc/{one.pid}/cmdline") for one in _line_of(process, processes)):
+        return "builder"  # or what it has started
     if process.comm.startswith("fray-"):
         return process.comm.removeprefix("fray-")
     if process.comm.startswith("fray:"):
@@ -63,6 +68,14 @@ def kind_of(process: Process, processes: dict[int, Process], nodes: Iterable[int
     if parent is not None and parent.comm.startswith(("fray-shim", "fray-init")):
         return "job"  # a program, or an orphan that the shim has adopted
     return "zygote" if process.parent in nodes else "child"
+
+
+def _line_of(process: Process, processes: dict[int, Process]) -> Iterator[Process]:
+    """Yield the process, its parent, and so on."""
+    found: Process | None = process
+    while found is not None:
+        yield found
+        found = processes.get(found.parent)
 
 
 def marked(tag: str, directory: str) -> list[Process]:
