@@ -150,32 +150,39 @@ class RemainingCapacity:
 
     def __init__(self, state: Tables) -> None:
         self._state = state
-        self._cache: dict[tuple[str, float | None, NodeName], tuple[int, FreeCapacity]] = {}
-        self._beside: dict[object, tuple[int, FreeCapacity | None]] = {}
+        self._cache: dict[NodeName, dict[tuple[str, float | None], tuple[int, FreeCapacity]]] = {}
+        self._beside: dict[NodeName, dict[object, tuple[int, FreeCapacity | None]]] = {}
 
     def beside(self, hold: MachineHold, machine: Machine) -> FreeCapacity | None:
         """Return what is left of a machine then beside the owner's share; None if that does not fit. Do not modify."""
         shares = hold.shares
         # Of all claims it is the same for every applicant without a share of this machine.
         whose = shares.left_out(machine.name) if isinstance(shares, _ClaimedShares) else hold
-        key = whose, hold.reservation, machine.name
-        left = self._beside.get(key)
+        known, key = self._beside.setdefault(machine.name, {}), (whose, hold.reservation)
+        left = known.get(key)
         # Trials move the machine, too, until they are undone; its stamp is another one then.
         if left is None or left[0] != machine.stamp:
             room = hold.capacity_left(self._then(hold, machine).copy(), machine)
-            left = self._beside[key] = machine.stamp, room
+            left = known[key] = machine.stamp, room
         return left[1]
 
     def _then(self, hold: MachineHold, machine: Machine) -> FreeCapacity:
         """Return the same as `MachineHold.capacity_then`. Do not modify."""
-        key = hold.reservation, hold.at, machine.name
-        known = self._cache.get(key)
-        if known is None or known[0] != machine.stamp:
-            known = self._cache[key] = machine.stamp, hold.capacity_then(self._state, machine)
-        return known[1]
+        known, key = self._cache.setdefault(machine.name, {}), (hold.reservation, hold.at)
+        then = known.get(key)
+        if then is None or then[0] != machine.stamp:
+            then = known[key] = machine.stamp, hold.capacity_then(self._state, machine)
+        return then[1]
+
+    def forget(self, nodes: Iterable[NodeName]) -> None:
+        """Clear the cache of these machines, on which something was placed: it may have been asked in the trial, before
+        the new attempt was known."""
+        for node in nodes:
+            self._cache.pop(node, None)
+            self._beside.pop(node, None)
 
     def clear(self) -> None:
-        """Clear the cache, after something was placed or is being ended."""
+        """Clear the cache, after something is being ended, or a claim was made or dropped."""
         self._cache.clear()
         self._beside.clear()
 
@@ -392,11 +399,12 @@ class MachineHolds:
         """Return whether an applicant that was placed on these machines leaves others' claims what they hold."""
         return not self._overcommits(pool, self._claims_of_others(applicant), nodes)
 
-    def on_placed(self, applicant: Applicant) -> None:
-        """Drop what was held for a placed applicant: others may fit there now."""
+    def on_placed(self, applicant: Applicant, nodes: Iterable[NodeName]) -> None:
+        """Drop what was held for an applicant that was placed on these machines: others may fit there now."""
         if applicant.id in self.state.claims:
             self._set_claims([hold for hold in self.claims if hold.applicant != applicant.id])
-        self.remaining.clear()
+            self.remaining.clear()
+        self.remaining.forget(nodes)
         plan = self.state.start_plans.pop(applicant.id, None)
         if plan is not None:
             self._pool(applicant).mark_freed(plan.shares)

@@ -110,7 +110,7 @@ def _place_first(
             if grants is None or _waits_for_quota(state, applicant, demand, grants):
                 continue
             trial.commit()
-        holds.on_placed(applicant)
+        holds.on_placed(applicant, [grant.node for grant in grants])
         state.queue.remove(applicant.id)
         start_job(state, out, state.jobs[applicant.id], Placement(tuple(grants), choice))
         return True

@@ -21,7 +21,7 @@ from fray.scheduler.jobs import groups
 from fray.scheduler.jobs.transitions import start_job
 from fray.scheduler.pool.free_capacity import FreeCapacity
 from fray.scheduler.pool.pool import Machine
-from fray.scheduler.pool.requests import Placement
+from fray.scheduler.pool.requests import Placement, nodes_of
 from fray.scheduler.preemption import preemption
 from fray.scheduler.queue.applicant import Applicant, ApplicantKind, HeldMachines
 from fray.scheduler.queue.indexes import TenantShapeQueue, WaitingShape
@@ -449,7 +449,7 @@ class PlacementPass:
         return True
 
     def _start(self, applicant: Applicant, placed: Sequence[Placement]) -> None:
-        self.holds.on_placed(applicant)
+        self.holds.on_placed(applicant, nodes_of(placed))
         if applicant.id in self.state.claims:
             self.state.drop_claim(applicant.id)
         self.queue.remove(applicant.id)

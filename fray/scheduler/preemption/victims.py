@@ -372,8 +372,8 @@ class _VictimSearch:
                         here[job_id] = [attempt]
                 # What runs here may also end with an owner that runs elsewhere.
                 for one in (job, *ancestors(state, job)) if job.owner in state.attempts else (job,):
-                    unit = self._unit_of(one)
-                    if unit is not None and (one.placed_at or 0.0) <= self.since:
+                    # Shields first: a look at the job's whole family is more work.
+                    if (one.placed_at or 0.0) <= self.since and (unit := self._unit_of(one)) is not None:
                         found[unit.key] = unit
         rooms = {node: FreeCapacity.of(self.pool.machines[node]) for node in nodes}
         site = _CandidateMachines(nodes, rooms, sorted(found.values(), key=attrgetter("order")), here)
