@@ -42,7 +42,10 @@ class FreeCapacity:
 
     def add(self, machine: Machine, demand: Demand, devices: tuple[str, ...]) -> None:
         """Add the share of an attempt or unit on that machine."""
-        self._add_demand(demand, 1)
+        self.cpu_milli += demand.cpu_milli
+        self.memory_bytes += demand.memory_bytes
+        self.disk_bytes += demand.disk_bytes
+        self.ports += demand.ports
         for device in devices:
             # A device that its node reports as busy does not become free with the attempt.
             if device not in machine.withheld:
@@ -52,18 +55,15 @@ class FreeCapacity:
         """Take one member's share; return False, without any change, if it does not fit."""
         if not self.holds(demand):
             return False
-        self._add_demand(demand, -1)
+        self.cpu_milli -= demand.cpu_milli
+        self.memory_bytes -= demand.memory_bytes
+        self.disk_bytes -= demand.disk_bytes
+        self.ports -= demand.ports
         if demand.device_count:
             # The variant that `machine.best_variant` would give: that with the fewest left.
             fitting = [v for v in variants(demand, self.devices) if self.devices[v] >= demand.device_count]
             self.devices[min(fitting, key=lambda v: (self.devices[v], v))] -= demand.device_count
         return True
-
-    def _add_demand(self, demand: Demand, sign: int) -> None:
-        self.cpu_milli += sign * demand.cpu_milli
-        self.memory_bytes += sign * demand.memory_bytes
-        self.disk_bytes += sign * demand.disk_bytes
-        self.ports += sign * demand.ports
 
     def holds(self, demand: Demand) -> bool:
         """Return whether one member fits."""
@@ -79,14 +79,14 @@ class FreeCapacity:
         """Return how many members fit."""
         if not self.holds(demand):
             return 0
-        pairs = (
-            (self.cpu_milli, demand.cpu_milli),
-            (self.memory_bytes, demand.memory_bytes),
-            (self.disk_bytes, demand.disk_bytes),
-            (self.ports, demand.ports),
-        )
-        # What takes nothing fits any number of times.
-        held = min((have // want for have, want in pairs if want), default=MANY)
+        # What takes nothing fits any number of times. A search for victims asks this of hundreds of machines.
+        held = self.cpu_milli // demand.cpu_milli if demand.cpu_milli else MANY
+        if demand.memory_bytes:
+            held = min(held, self.memory_bytes // demand.memory_bytes)
+        if demand.disk_bytes:
+            held = min(held, self.disk_bytes // demand.disk_bytes)
+        if demand.ports:
+            held = min(held, self.ports // demand.ports)
         return min(held, self._groups(demand)) if demand.device_count else held
 
     def _groups(self, demand: Demand) -> int:

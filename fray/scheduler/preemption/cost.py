@@ -55,6 +55,8 @@ class PreemptionUnit:
 
 def total_cost(units: Iterable[PreemptionUnit]) -> Cost:
     costs = [unit.cost for unit in units]
+    if len(costs) == 1:
+        return costs[0]
     return tuple(map(sum, zip(*costs, strict=True))) if costs else NO_COST
 
 
@@ -76,7 +78,8 @@ def cost_of(state: Tables, job: JobRow) -> Cost:
     work = round(lost_work_s(state, job) * weighted_size(state.demand(job)) * job.spec.members / 1000)
     # Tuples compare from the earliest band on, so any work there outweighs all work of later bands. At least 1: a job
     # placed just now would otherwise cost nothing in its band, and could be chosen before one of a later band.
-    return *(max(1, work) if band is job.band else 0 for band in Band), 1
+    rank = job.band.rank
+    return *NO_COST[:rank], max(1, work), *NO_COST[rank + 2 :], 1
 
 
 def roots_of(state: Tables, job: JobRow) -> tuple[JobRow, ...]:

@@ -119,7 +119,7 @@ def is_victim_for(state: Tables, applicant: Applicant) -> Callable[[JobRow], boo
         if job.spec.reservation_id != applicant.shape.reservation:
             return False
         # Members of a job group are placed together, and so they end together: each of them must be eligible.
-        return all(map(may_be_ended, roots_of(state, job)))
+        return all(map(may_be_ended, roots_of(state, job))) if job.spec.job_group else may_be_ended(job)
 
     def may_be_ended(job: JobRow) -> bool:
         # The end of an owner would end the applicant, too, or it is the job that uses the applicant.

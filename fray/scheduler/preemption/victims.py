@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from operator import attrgetter
 from typing import TypeAlias
@@ -37,7 +37,7 @@ from fray.scheduler.preemption.cost import (
     total_cost,
     unit_of,
 )
-from fray.scheduler.state.rows import AttemptRow, JobRow
+from fray.scheduler.state.rows import JobRow
 from fray.scheduler.state.tables import Tables
 from fray.scheduler.state.what_if_pool import HypotheticalPool
 
@@ -126,8 +126,8 @@ class _CandidateMachines:
     """Free capacity before any job is ended."""
     units: list[PreemptionUnit]
     """Jobs on it that may be ended, the cheapest first."""
-    attempts_by_job: dict[JobId, list[AttemptRow]]
-    """Attempts on it whose end frees capacity."""
+    shares_by_job: dict[JobId, list[tuple[NodeName, Demand, tuple[str, ...]]]]
+    """What the end of each attempt frees on it: machine, demand and devices."""
     runs_held: int = 0
     """Number of members (or slices) it holds as it is."""
     cheapest_units: list[PreemptionUnit] | None = None
@@ -356,7 +356,7 @@ class _VictimSearch:
 
     def _make_site(self, nodes: tuple[NodeName, ...], demand: Demand) -> _CandidateMachines:
         found: dict[str, PreemptionUnit] = {}
-        here: dict[JobId, list[AttemptRow]] = {}
+        here: dict[JobId, list[tuple[NodeName, Demand, tuple[str, ...]]]] = {}
         state, ended_jobs = self.state, self.trial.ended_jobs
         for node in nodes:
             on_node = state.on_node[node]
@@ -366,10 +366,11 @@ class _VictimSearch:
                 job = state.jobs[job_id]
                 # What ends anyway is free in the trial's pool already, and must not be counted twice.
                 if job_id not in ended_jobs:
+                    share = node, state.share_of(attempt), attempt.devices
                     if job_id in here:
-                        here[job_id].append(attempt)
+                        here[job_id].append(share)
                     else:
-                        here[job_id] = [attempt]
+                        here[job_id] = [share]
                 # What runs here may also end with an owner that runs elsewhere.
                 for one in (job, *ancestors(state, job)) if job.owner in state.attempts else (job,):
                     # Shields first: a look at the job's whole family is more work.
@@ -377,14 +378,13 @@ class _VictimSearch:
                         found[unit.key] = unit
         rooms = {node: FreeCapacity.of(self.pool.machines[node]) for node in nodes}
         site = _CandidateMachines(nodes, rooms, sorted(found.values(), key=attrgetter("order")), here)
-        site.runs_held = self._runs(site, demand, ())
+        site.runs_held = _members_held(rooms, demand)
         return site
 
     def _runs(self, site: _CandidateMachines, demand: Demand, ended: Iterable[PreemptionUnit]) -> int:
         """Return how many members (or slices) the site holds after these have ended."""
         rooms, _ = self._free_after(site, ended)
-        # A slice holds as many as its fullest host does.
-        return min(room.count(demand) for room in rooms.values())
+        return _members_held(rooms, demand)
 
     def _free_after(
         self, site: _CandidateMachines, ended: Iterable[PreemptionUnit]
@@ -403,13 +403,14 @@ class _VictimSearch:
         gone: dict[JobId, None],
         unit: PreemptionUnit,
     ) -> None:
+        machines = self.pool.machines
         for job in unit.jobs:
-            attempts = site.attempts_by_job.get(job.job_id)
+            shares = site.shares_by_job.get(job.spec.job_id)
             # Units overlap where a job and its child are both candidates: the child's share is freed once.
-            if attempts is not None and job.job_id not in gone:
-                gone[job.job_id] = None
-                for one in attempts:
-                    rooms[one.node].add(self.pool.machines[one.node], self.state.share_of(one), one.devices)
+            if shares is not None and job.spec.job_id not in gone:
+                gone[job.spec.job_id] = None
+                for node, demand, devices in shares:
+                    rooms[node].add(machines[node], demand, devices)
 
     def _on_site(self, site: _CandidateMachines, ended: dict[str, PreemptionUnit]) -> dict[str, PreemptionUnit]:
         return {unit.key: unit for unit in site.units if unit.key in ended} if ended else {}
@@ -430,7 +431,7 @@ class _VictimSearch:
         self, site: _CandidateMachines, demand: Demand, ended: dict[str, PreemptionUnit]
     ) -> list[PreemptionUnit] | None:
         rooms, gone = self._free_after(site, ended.values())
-        want = min(room.count(demand) for room in rooms.values()) + 1
+        want = _members_held(rooms, demand) + 1
         picked: dict[str, PreemptionUnit] = {}
         # Greedy: the cheapest first until one more fits, then the dearest that were not necessary are dropped. The
         # optimum would need a search of all sets.
@@ -438,11 +439,12 @@ class _VictimSearch:
             if unit.key not in ended:
                 picked[unit.key] = unit
                 self._add_freed(site, rooms, gone, unit)
-                if min(room.count(demand) for room in rooms.values()) >= want:
+                if _members_held(rooms, demand) >= want:
                     break
         else:
             return None
-        for unit in sorted(picked.values(), key=lambda unit: unit.order, reverse=True) if len(picked) > 1 else ():
+        # They were picked in their order. The last one is necessary: there was no room before it.
+        for unit in list(picked.values())[-2::-1]:
             fewer = {key: other for key, other in picked.items() if other is not unit}
             if self._runs(site, demand, (*ended.values(), *fewer.values())) >= want:
                 picked = fewer
@@ -514,3 +516,9 @@ class _VictimSearch:
                 for index, gain in after.items():
                     gains[index] = gain
         return list(chosen.values())
+
+
+def _members_held(rooms: Mapping[NodeName, FreeCapacity], demand: Demand) -> int:
+    """Return how many members a machine with this room holds, or how many slices its hosts."""
+    # A slice holds as many as its fullest host does.
+    return min([room.count(demand) for room in rooms.values()])
