@@ -127,7 +127,7 @@ class _CandidateMachines:
     units: list[PreemptionUnit]
     """Jobs on it that may be ended, the cheapest first."""
     shares_by_job: dict[JobId, list[tuple[NodeName, Demand, tuple[str, ...]]]]
-    """What the end of each attempt frees on it: machine, demand and devices."""
+    """Machine, demand and devices of each attempt on it, which its end frees."""
     runs_held: int = 0
     """Number of members (or slices) it holds as it is."""
     cheapest_units: list[PreemptionUnit] | None = None
