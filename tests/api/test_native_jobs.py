@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 
 import numpy
@@ -229,6 +230,15 @@ async def test_a_worker_pool_runs_sync_and_async_tasks(cluster: fray.Cluster) ->
             assert sorted(seen) == list(range(1, 11))
             with pytest.raises(ValueError, match="bad task"):
                 await pool.submit(job_functions.fail, "bad task")
+
+
+async def test_an_async_task_that_waits_for_a_sync_one_calls_actors(cluster: fray.Cluster) -> None:
+    async with cluster.open_scope("run") as scope:
+        counter = await scope.create_actor(job_functions.Counter)
+        async with fray.WorkerPool(cluster, num_workers=1) as pool:
+            # The second is started by the end of the first, which its thread reports.
+            first, second = pool.submit(time.sleep, 0.3), pool.submit(job_functions.call_actor, counter, 1)
+            assert [await first, await second] == [None, 1]
 
 
 async def test_an_unpicklable_argument_is_named(cluster: fray.Cluster) -> None:

@@ -180,7 +180,8 @@ class TaskWorker:
                 self._forget(run)  # returned or cancelled
             elif run.is_awaited:
                 self._awaiting = True
-                self._spawn(run.run_awaited)
+                # The end of a sync task may call here, from its thread: that context knows no runtime.
+                self._context.run(self._spawn, run.run_awaited)
             else:
                 self._submit(run, runner)
         runner.flush()
