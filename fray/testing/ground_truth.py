@@ -223,7 +223,10 @@ class GroundTruth:
         wait_s = new.spec.actor.backoff_s if new.spec.actor is not None and new.spec.siblings is None else 0.0
         wait_s *= 1 - JITTER
         old = self._before(new)
-        if old is not None and old.ended is not None and new.began < old.ended + wait_s:
+        # What was ended on request, as for a preemption, has not failed.
+        if old is None or old.ended is None or old.how == "asked":
+            return
+        if new.began < old.ended + wait_s:
             self.breach("P2", f"{new.attempt_id} begins {new.began - old.ended:.3f} s after {old.attempt_id} ended")
 
     def _check_siblings(self, new: ProcessRun) -> None:

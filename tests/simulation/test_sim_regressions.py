@@ -94,6 +94,13 @@ def test_what_fails_before_it_is_stopped_for_its_preemption_has_been_preempted()
         assert_holds(direct_plan([kind] * 24, faults, machines=2, every_s=0.3), seed=7)
 
 
+def test_a_failing_actor_that_is_preempted_starts_elsewhere_without_a_back_off() -> None:
+    # Seeds 35292, 35332; a defect of the simulator: it expected a back-off, as after a failure.
+    faults = [(1.0 + 0.5 * number, "out of service", 0.3) for number in range(16)]
+    for seed in (3, 7, 13):
+        assert_holds(direct_plan(["crash loop"] * 24, faults, machines=3, every_s=0.2), seed=seed)
+
+
 def test_an_order_that_lowers_the_maximum_of_a_group_right_before_its_check_has_time_to_be_followed() -> None:
     # Seed 21461; a defect of the simulator: the policy that one fault takes back was checked right after another fault
     # had lowered the maximum.
