@@ -533,6 +533,11 @@ async def test_the_scheduler_takes_no_step_when_a_node_forgets_an_attempt_that_h
         await trio.testing.wait_all_tasks_blocked()
         assert stray in reports
         assert cluster.controller.state.nodes[node.name].stray_attempts == ()
+        # A device that another process holds is news, whatever else the report says.
+        busy = ObservedState(full=False, removed=("work-1:0:0",), busy={"gpu-0": "another process"})
+        node.channel.notice(busy, ())
+        await trio.testing.wait_all_tasks_blocked()
+        assert cluster.controller.state.nodes[node.name].busy == busy.busy
 
 
 async def test_the_scheduler_learns_of_an_attempt_that_its_node_has_lost(autojump_clock: Any) -> None:
