@@ -14,6 +14,7 @@ from fray.model.policy.priority import Band
 from fray.model.specs import EndReason, JobSpec, TerminationPolicy
 from fray.scheduler.backfill import start_plan
 from fray.scheduler.backfill.start_plan import MARGIN_S, ends_at, make_plan
+from fray.scheduler.placement import placement
 from fray.scheduler.placement.placement import FEW_MACHINES
 from fray.scheduler.pool.requests import nodes_of
 from fray.scheduler.queue import queue
@@ -293,6 +294,43 @@ def test_a_plan_that_is_too_much_for_a_step_is_made_in_the_next_and_nothing_is_p
     assert whole[:2] == parts[:2]
     assert len(whole[0]) == 6
     assert parts[2] == 1
+
+
+def test_what_comes_behind_a_plan_for_the_next_step_is_tried_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "WORK_PER_STEP", 100)
+    monkeypatch.setattr(start_plan, "PLAN_WORK", 100)
+    scheduler = Cluster(policy=Policy(preemption=Preemption(enabled=False)))
+    scheduler.driver()
+    for index in range(3):
+        scheduler.node(f"n{index}", cpu=4, zone=f"z{index}")
+        scheduler.launch(job(f"long{index}", demand(2, zones=(f"z{index}",)), time_limit_s=100.0 + index))
+        scheduler.launch(job(f"large{index}", demand(4, zones=(f"z{index}",))))
+    scheduler.node("other", cpu=1, zone="elsewhere")
+    scheduler.now = 70.0
+    scheduler.launch(job("small", demand(1, zones=("elsewhere",))))
+    assert "small" not in placed(scheduler)
+    while scheduler.state.queue.is_unfinished:
+        scheduler.tick(scheduler.now + 0.1)
+    assert "small" in placed(scheduler)
+
+
+def test_what_is_too_much_to_place_beside_holds_in_one_step_is_placed_in_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(placement, "MAX_PLACED", 2)
+    scheduler = Cluster()
+    scheduler.driver()
+    scheduler.node("n1", cpu=4, zone="a")
+    scheduler.launch(job("long", demand(2), time_limit_s=100.0), job("large", demand(4, zones=("a",))))
+    scheduler.node("n2", cpu=5, zone="b")
+    scheduler.launch(job("whole", demand(5)))
+    scheduler.launch(*(job(f"small{index}", demand(1, zones=("b",))) for index in range(6)))
+    scheduler.see_all_end("whole")
+    counts = [len(placed(scheduler))]
+    while scheduler.state.queue.is_unfinished:
+        scheduler.tick(scheduler.now + 0.1)
+        counts.append(len(placed(scheduler)))
+    assert counts == [3, 5, 6]  # with "long"
 
 
 def test_a_gap_is_used_by_jobs_that_surely_end_in_time(scheduler: Cluster) -> None:

@@ -136,6 +136,8 @@ class Cluster:
         for at, _, job_id in self.state.backoffs:
             if at <= self.state.now:
                 yield f"{job_id} should have been woken at {at}"
+        if self.state.queue.is_unfinished:
+            return  # the next step comes to the others
         held: dict[str, dict[str, None]] = {}
         starved = [applicant.id for applicant in starving_heads(self.state)]
         for applicant in in_order(self.state.queue):

@@ -256,7 +256,7 @@ class MachineHolds:
         self.held_machines: dict[str, HeldMachines] = {}
         """Held machines by applicant, in their order."""
         self.is_out_of_work = False
-        """True if a plan was left to the next step: nothing may be placed behind its applicant in this one."""
+        """True if a plan, or the rest of the pass, is left to the next step: nothing more may be placed in this one."""
 
     def waiting_shapes(self) -> Iterator[PlacementShape]:
         """Yield the shapes of applicants with a plan: they are tried first, so that their machines are held."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
-from itertools import chain, islice
+from collections.abc import Container, Iterable, Iterator
+from itertools import islice
+from typing import TypeAlias
 
 from fray.model.ids import JobId, NodeName
 from fray.model.resources import Demand
 from fray.scheduler.lifecycle import JobPhase
 from fray.scheduler.pool.free_capacity import FreeCapacity
-from fray.scheduler.pool.pool import MachinePool
-from fray.scheduler.pool.requests import Placement, PlacementRequest, Shares, nodes_of, shares_of
+from fray.scheduler.pool.pool import Machine, MachinePool
+from fray.scheduler.pool.requests import PlacedShare, Placement, PlacementRequest, Shares, nodes_of, shares_of
 from fray.scheduler.queue.applicant import Applicant, PlacementShape, StartPlan
 from fray.scheduler.state.owners import owner_jobs
 from fray.scheduler.state.rows import CapacityClaim, JobRow
@@ -83,11 +84,15 @@ def make_plan(state: Tables, applicant: Applicant, closed: Container[NodeName] =
     if found is None:
         return StartPlan(applicant.id, state.now, pool.open_machines)
     count, placed = found
-    before = ends.known[:count]
-    after = tuple(job.job_id for _, job in before if _runs_on(state, job, nodes_of(placed)))
+    before, nodes = ends.known[:count], nodes_of(placed)
+    after = tuple(job.job_id for _, job, shares in before if _is_on(shares, nodes))
     # Ends are in the order of time limits; with a long termination an earlier entry may be the last to end.
-    at = max((at for at, _ in before), default=state.now)
+    at = max((at for at, _, _ in before), default=state.now)
     return StartPlan(applicant.id, state.now, pool.open_machines, at, shares_of(request, placed), after)
+
+
+_ExpectedEnd: TypeAlias = tuple[float, JobRow, list[PlacedShare]]
+"""Time at which a job has ended at the latest, the job, and what becomes free."""
 
 
 class _ExpectedEnds:
@@ -98,7 +103,7 @@ class _ExpectedEnds:
     """
 
     def __init__(self, state: Tables, shape: PlacementShape, closed: Container[NodeName]) -> None:
-        self.known: list[tuple[float, JobRow]] = []
+        self.known: list[_ExpectedEnd] = []
         self._state, self._shape = state, shape
         pool = pool_of(state, shape)
         self._usable = {
@@ -111,22 +116,33 @@ class _ExpectedEnds:
         self.known.extend(islice(self._iterator, max(0, min(count, MAX_ENDS) - len(self.known))))
         return min(count, len(self.known))
 
-    def _find_ends(self) -> Iterator[tuple[float, JobRow]]:
-        state, usable = self._state, self._usable
+    def __iter__(self) -> Iterator[_ExpectedEnd]:
+        """Iterate over the ends that are not known yet, until there are `MAX_ENDS`."""
+        for end in islice(self._iterator, MAX_ENDS - len(self.known)):
+            self.known.append(end)
+            yield end
+
+    def _find_ends(self) -> Iterator[_ExpectedEnd]:
+        state, now, jobs = self._state, self._state.now, self._state.jobs
         # What is ending already comes first: in most cases it is gone before any time limit.
-        for job_id in chain(
-            state.ending_jobs, (job_id for _, _, job_id in islice(state.time_limits, MAX_JOBS_EXAMINED))
-        ):
-            job = state.jobs[job_id]
-            if job.spec.reservation_id != self._shape.reservation:
-                continue
-            # Ends on machines that it cannot use would only add to the number of tries.
-            for attempt in state.living_members(job):
-                if attempt.node in usable:
-                    at = ends_at(state, job)
-                    if at is not None:
-                        yield at, job
-                    break
+        for job in map(jobs.__getitem__, state.ending_jobs):
+            shares = self._usable_shares(job)
+            if shares and (at := ends_at(state, job)) is not None:
+                yield at, job, shares
+        for limit_at, _, job_id in islice(state.time_limits, MAX_JOBS_EXAMINED):
+            job = jobs[job_id]
+            if shares := self._usable_shares(job):
+                yield max(limit_at + termination_s(job), now), job, shares
+
+    def _usable_shares(self, job: JobRow) -> list[PlacedShare]:
+        """Return what the job takes; nothing if it is on machines that the shape cannot use, whose ends do not help."""
+        usable = self._usable
+        if job.spec.reservation_id == self._shape.reservation:
+            shares = self._state.machine_shares(job)
+            for node, _ in shares:
+                if node in usable:
+                    return shares
+        return []
 
 
 def _place_after_fewest_ends(
@@ -143,7 +159,7 @@ def _place_after_fewest_ends(
         return None
     mark = trial.mark
     # The others free nothing that it could use.
-    trial.end(job for _, job in ends.known[:least] if _runs_on(trial.state, job, room.holding))
+    trial.end(job for _, job, shares in ends.known[:least] if _is_on(shares, room.holding))
     placed = trial.place(request, closed)
     if placed is not None:
         return least, placed
@@ -153,7 +169,7 @@ def _place_after_fewest_ends(
     if count is None:
         return None
     # The search leaves fewer jobs ended than the plan needs.
-    trial.end(job for _, job in ends.known[:count])
+    trial.end(job for _, job, _ in ends.known[:count])
     placed = trial.place(request, closed)
     assert placed is not None
     return count, placed
@@ -163,11 +179,11 @@ class _RoomAfterEnds:
     """Number of members of a request that machines hold after some ends: an upper bound of what can be placed."""
 
     def __init__(self, trial: HypotheticalPool, request: PlacementRequest, closed: Container[NodeName]) -> None:
-        self._state, self._pool, self._closed = trial.state, trial.pool, closed
+        self._pool, self._closed = trial.pool, closed
         self._usable = {demand: self._pool.usable(demand) for demand in request.demands}
         self._parts = request.parts
-        self._free: dict[NodeName, FreeCapacity] = {}
-        self._served: dict[NodeName, list[Demand]] = {}
+        self._rooms: dict[NodeName, tuple[Machine, FreeCapacity, dict[Demand, int]]] = {}
+        """Machines, what is free of them after the ends, and how many members of each demand that holds."""
         self.holding: dict[NodeName, None] = {}
         """Machines with room for a member of any demand, among those with ends and those that had it before."""
         self._totals: dict[Demand, int] = {}
@@ -179,45 +195,44 @@ class _RoomAfterEnds:
     def count_ends(self, ends: _ExpectedEnds) -> int | None:
         """Return the fewest of the ends, soonest first, after which each part has room; None if there are too few."""
         seen: dict[JobId, None] = {}
-        count = 0
-        while not self._suffices():
-            count += 1
-            if ends.reach(count) < count:
-                return None
-            job = ends.known[count - 1][1]
+        if self._suffices():
+            return 0
+        for _, job, shares in ends:
             # A job that is ending may have a time limit as well.
-            if job.job_id not in seen:
-                seen[job.job_id] = None
-                self._end(job)
-        return count
+            if job.spec.job_id not in seen:
+                seen[job.spec.job_id] = None
+                if self._end(shares) and self._suffices():
+                    return len(ends.known)
+        return None
 
     def _suffices(self) -> bool:
         return all(any(self._totals[demand] >= part.members for demand in part.choices) for part in self._parts)
 
-    def _end(self, job: JobRow) -> None:
-        for attempt in self._state.living_members(job):
-            demands = self._demands_served(attempt.node)
-            if not demands:
-                continue
-            machine = self._pool.machines[attempt.node]
-            free = self._free.get(attempt.node)
-            if free is None:
-                free = self._free[attempt.node] = FreeCapacity.of(machine)
-            before = [free.count(demand) for demand in demands]
-            free.add(machine, self._state.share_of(attempt), attempt.devices)
-            for demand, held in zip(demands, before, strict=True):
-                now = free.count(demand)
-                self._totals[demand] += now - held
+    def _end(self, shares: Iterable[PlacedShare]) -> bool:
+        """Count the end of a job; return whether there is room for more members."""
+        has_grown = False
+        for node, (share, devices, _) in shares:
+            room = self._rooms.get(node)
+            if room is None:
+                room = self._rooms[node] = self._room_of(node)
+            machine, free, held = room
+            if held:
+                free.add(machine, share, devices)
+            for demand, before in held.items():
+                now = held[demand] = free.count(demand)
                 if now:
-                    self.holding[attempt.node] = None
+                    self.holding[node] = None
+                if now != before:
+                    self._totals[demand] += now - before
+                    has_grown = True
+        return has_grown
 
-    def _demands_served(self, name: NodeName) -> list[Demand]:
-        """Return the demands of which the machine holds members when it is empty."""
-        found = self._served.get(name)
-        if found is None:
-            usable = self._usable.items() if name not in self._closed else ()
-            found = self._served[name] = [demand for demand, names in usable if name in names]
-        return found
+    def _room_of(self, name: NodeName) -> tuple[Machine, FreeCapacity, dict[Demand, int]]:
+        """Return the machine before any end, with the demands of which it holds members when it is empty."""
+        machine = self._pool.machines[name]
+        free = FreeCapacity.of(machine)
+        usable = self._usable.items() if name not in self._closed else ()
+        return machine, free, {demand: free.count(demand) for demand, names in usable if name in names}
 
 
 def _fewest_ends(
@@ -248,13 +263,13 @@ def _end_first(trial: HypotheticalPool, ends: _ExpectedEnds, marks: list[int], c
     del marks[count + 1 :]
     # Marks of the undo log after each end: the trial can return to any of these states.
     trial.undo_to(marks[-1])
-    for _, job in ends.known[len(marks) - 1 : count]:
+    for _, job, _ in ends.known[len(marks) - 1 : count]:
         trial.end((job,))
         marks.append(trial.mark)
 
 
-def _runs_on(state: Tables, job: JobRow, nodes: Container[NodeName]) -> bool:
-    return any(attempt.node in nodes for attempt in state.living_members(job))
+def _is_on(shares: Iterable[PlacedShare], nodes: Container[NodeName]) -> bool:
+    return any(node in nodes for node, _ in shares)
 
 
 def claim_shares(claim: CapacityClaim) -> Shares:

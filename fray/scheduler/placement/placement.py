@@ -39,6 +39,9 @@ CANDIDATE_SHARE = 1 / 50
 # Freed machines that are compared with the waiting shapes one by one; with more, every shape may fit somewhere.
 FEW_MACHINES = 8
 MAX_STARVING = 200
+MAX_PLACED = 64
+"""Number of applicants that are placed beside holds in one pass, which is ten times the work of placing them on a free
+machine; the next step continues with the others."""
 PHASES = (QuotaStatus.WITHIN, QuotaStatus.BORROWS, QuotaStatus.GROWS)
 
 
@@ -78,15 +81,21 @@ def place_waiting(state: State, out: EffectBuffer) -> None:
         if not again and not _search_preemption(state, out):
             break
         again = True
+        if queue.has_spent_work or queue.is_unfinished:
+            queue.is_unfinished = True
+            preemption.continue_next_step(state)
+            break
+    if not queue:
+        state.start_plans.clear()
+        queue.held_machines, queue.last_holder, queue.is_unfinished = {}, "", False
     # Kept only while passes leave applicants out: what was freed was not offered to those.
-    if queue.was_cut_short and queue:
+    if (queue.was_cut_short or queue.is_unfinished) and queue:
         queue.skipped_machines.update(pool.freed)
     else:
         queue.skipped_machines = {}
-    if not queue:
-        state.start_plans.clear()
-        queue.held_machines, queue.last_holder = {}, ""
     pool.freed.clear()
+    if queue.is_unfinished:
+        return  # the next pass finds what was freed of reservations
     for reservation_id in state.changed_pools:
         state.reservation_pools[reservation_id].freed.clear()
     state.changed_pools.clear()
@@ -171,6 +180,7 @@ class PlacementPass:
         self._claim_changes = -1
         self._claimants_by_shape: dict[WaitingShape, list[str]] = {}
         """Applicants with claims, by shape, after that many changes of claims."""
+        self.placed_count = 0
         self.placed_claimant = False
         """True if a claimant was placed since the walk last asked."""
         self.had_holds = bool(self.queue.held_machines or state.claims)
@@ -202,6 +212,10 @@ class PlacementPass:
         self._release_holds(queue.held_machines)
         queue.is_unfinished = self.holds.is_out_of_work
         if queue.is_unfinished:
+            # The next pass tries all that this one has not come to, also what nothing but its arrival made worth a try.
+            queue.untried = {lane: None for lane in fresh if lane.entries} | queue.untried
+            if self.is_full:
+                queue.seen_version = -1
             preemption.continue_next_step(state)
         queue.was_cut_short, queue.held_machines = self.is_cut_short, self.holds.held_machines
         queue.last_holder = self.last_holder
@@ -453,6 +467,9 @@ class PlacementPass:
         if applicant.id in self.state.claims:
             self.state.drop_claim(applicant.id)
         self.queue.remove(applicant.id)
+        self.placed_count += 1
+        if self.placed_count >= MAX_PLACED and self.had_holds:
+            self.holds.is_out_of_work = self.is_cut_short = True
         STARTERS[applicant.kind](self.state, self.out, applicant, placed)
 
 

@@ -16,7 +16,7 @@ from fray.model.ids import NodeName
 from fray.model.resources import Capacity, Demand
 from fray.model.topology import find_topology
 from fray.scheduler.pool.ports import Ports
-from fray.scheduler.pool.requests import MemberPlacement, is_weightless
+from fray.scheduler.pool.requests import MemberPlacement, MemberShare, is_weightless
 
 Variant: TypeAlias = tuple[str, str]
 """(kind, variant in lower case) of devices."""
@@ -92,18 +92,42 @@ class Machine:
         self.memory_bytes += sign * demand.memory_bytes
         self.disk_bytes += sign * demand.disk_bytes
         self.attempts -= sign
-        # Device by device only if the node reports busy ones, which is rare.
-        if devices and self.withheld:
-            self._shift_some(devices, sign)
-        elif devices and sign < 0:
-            self._give(devices)
-        elif devices:
-            self._get_back(devices)
+        if devices:
+            self._shift_devices(devices, sign)
+
+    def shift_all(self, shares: Iterable[MemberShare], sign: int) -> None:
+        """Count several members that come (-1) or have gone (+1), as one change."""
+        self.stamp = next(_STAMPS)
+        count = cpu_milli = memory_bytes = disk_bytes = 0
+        for demand, devices, ports in shares:
+            count += 1
+            cpu_milli += demand.cpu_milli
+            memory_bytes += demand.memory_bytes
+            disk_bytes += demand.disk_bytes
+            if devices:
+                self._shift_devices(devices, sign)
+            if ports and sign < 0:
+                self.ports.take(ports)
+            elif ports:
+                self.ports.release(ports)
+        self.cpu_milli += sign * cpu_milli
+        self.memory_bytes += sign * memory_bytes
+        self.disk_bytes += sign * disk_bytes
+        self.attempts -= sign * count
 
     def shift_cpu(self, cpu_milli: int) -> None:
         """Count more CPU for a member that is there."""
         self.stamp = next(_STAMPS)
         self.cpu_milli -= cpu_milli
+
+    def _shift_devices(self, devices: tuple[str, ...], sign: int) -> None:
+        # Device by device only if the node reports busy ones, which is rare.
+        if self.withheld:
+            self._shift_some(devices, sign)
+        elif sign < 0:
+            self._give(devices)
+        else:
+            self._get_back(devices)
 
     def _give(self, devices: tuple[str, ...]) -> None:
         free = self.devices[self.device_places[devices[0]][0]]

@@ -409,9 +409,10 @@ class FitCounter(PoolListener):
 
     def _update(self, name: NodeName, machine: Machine | None) -> None:
         count = self._count(machine) if machine is not None else 0
-        if count and machine is not None and name not in self._at:
-            self._at[name] = machine.localities
-        self._put(name, count)
+        if count or name in self.counts:
+            if machine is not None and name not in self._at:
+                self._at[name] = machine.localities
+            self._put(name, count)
 
     def _put(self, name: NodeName, count: int) -> None:
         # Totals follow each change: a gang that cannot fit is refused without a look at any machine.
@@ -427,6 +428,8 @@ class FitCounter(PoolListener):
             self.places[place] = self.places.get(place, 0) + change
 
     def _count(self, machine: Machine) -> int:
+        if machine.cpu_milli < self._demand.cpu_milli or machine.memory_bytes < self._demand.memory_bytes:
+            return 0  # as in `fill`
         return held_now(self._demand, machine)
 
 

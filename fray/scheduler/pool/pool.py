@@ -204,22 +204,14 @@ class MachinePool:
 
     def take_all(self, name: NodeName, shares: Iterable[MemberShare]) -> None:
         """Take several members' shares of a machine, as one change."""
-        self._shift_all(name, shares, -1)
+        self.machines[name].shift_all(shares, -1)
+        self._changed(name)
 
     def release_all(self, name: NodeName, shares: Iterable[MemberShare]) -> None:
         """Release several members' shares of a machine, as one change."""
-        self._shift_all(name, shares, +1)
-        self.freed[name] = None
-
-    def _shift_all(self, name: NodeName, shares: Iterable[MemberShare], sign: int) -> None:
-        machine = self.machines[name]
-        for demand, devices, ports in shares:
-            machine.shift(demand, devices, sign)
-            if ports and sign < 0:
-                machine.ports.take(ports)
-            elif ports:
-                machine.ports.release(ports)
+        self.machines[name].shift_all(shares, +1)
         self._changed(name)
+        self.freed[name] = None
 
     def take_cpu(self, name: NodeName, cpu_milli: int) -> None:
         """Take more CPU for a member that is there already."""

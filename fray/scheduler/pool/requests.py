@@ -127,6 +127,8 @@ def _in_locality(demand: Demand, same: str, place: str) -> Demand:
 
 MemberShare: TypeAlias = tuple[Demand, tuple[str, ...], tuple[int, ...]]
 """Amounts, devices and ports that a member takes of its machine."""
+PlacedShare: TypeAlias = tuple[NodeName, MemberShare]
+"""A machine, and what a member takes of it."""
 Shares: TypeAlias = Mapping[NodeName, tuple[tuple[Demand, int], ...]]
 """Demands and number of members of each, by machine."""
 

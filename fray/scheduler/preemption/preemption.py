@@ -31,6 +31,7 @@ from fray.scheduler.jobs.transitions import preempt_job
 from fray.scheduler.lifecycle import NodePhase
 from fray.scheduler.pool.pool import Machine, can_hold
 from fray.scheduler.pool.requests import shares_of
+from fray.scheduler.preemption.candidates import SearchMemory, SearchPaused
 from fray.scheduler.preemption.cost import (
     descendants,
     lost_work_s,
@@ -63,6 +64,10 @@ VICTIMS_SHOWN = 4
 SEARCH_WORK = 20
 """Work of a search (see `Queue.work`), besides a unit for each examined job, and for each claimed place of a member,
 which every search takes first."""
+MAX_EXAMINED = 500
+"""Jobs that one search examines in one step; the next step continues it."""
+MAX_PAUSED, KEEP_PAUSED_S = 16, 10.0
+"""Maximum number of searches that are to be continued, and seconds after which one that was not begins again."""
 MAX_BACKOFFS = 10_000
 MACHINE_REQUEST_S = 3.0
 """Seconds within which machines are requested for an applicant that they may serve."""
@@ -147,45 +152,73 @@ def would_preempt(state: Tables, applicant: Applicant, closed: Container[NodeNam
 
     A choice without victims means that what is ending anyway makes room. Changes nothing.
     """
-    return _search_victims(state, applicant, closed)[0]
+    return _search_victims(state, applicant, closed, SearchMemory())
+
+
+def _continue_search(state: Tables, applicant: Applicant, closed: Container[NodeName]) -> PreemptionChoice | None:
+    """Return the same, with what earlier steps have found. Raises SearchPaused if it is too much for this step."""
+    key = _search_key(state, applicant)
+    memory = state.paused_searches.pop(key, None)
+    if memory is None or memory.used_at < state.now - KEEP_PAUSED_S:
+        memory = SearchMemory()
+    memory.budget, memory.work, memory.used_at = MAX_EXAMINED, SEARCH_WORK, state.now
+    try:
+        return _search_victims(state, applicant, closed, memory)
+    except SearchPaused:
+        if len(state.paused_searches) >= MAX_PAUSED:
+            del state.paused_searches[next(iter(state.paused_searches))]
+        state.paused_searches[key] = memory
+        raise
+    finally:
+        state.queue.work += memory.work
 
 
 def _search_victims(
-    state: Tables, applicant: Applicant, closed: Container[NodeName]
-) -> tuple[PreemptionChoice | None, int]:
-    """Return the same, and how many jobs were examined."""
+    state: Tables, applicant: Applicant, closed: Container[NodeName], memory: SearchMemory
+) -> PreemptionChoice | None:
+    """Return the same. Raises SearchPaused if the budget is spent."""
     bands = bands_below(state, applicant)
     rule, request = state.policy.preemption, applicant.shape.request
     # Growth of a reservation is optional capacity: no job ends for it.
     if not rule.enabled or not bands or applicant.kind is ApplicantKind.GROWTH or request.is_weightless:
-        return None, 0
+        return None
     if all(name in closed for name in state.pool_for(applicant.shape.reservation).machines):
-        return None, 0  # before pending ends and claims are applied, which is slow
+        return None  # before pending ends and claims are applied, which is slow
+    claimed = sum(share.members for claim in state.claims.values() for share in claim.shares)
+    memory.work += claimed
     with HypotheticalPool(state, applicant.shape.reservation) as trial:
         # If what ends anyway makes enough room, waiting is the answer: the choice has no victims.
         apply_pending(state, trial, but=applicant.id)
         placed = trial.place(request, closed)
         if placed is not None:
-            return PreemptionChoice((), placed), 0
-        choice = _choose_victims(state, trial, applicant, bands, closed)
+            return PreemptionChoice((), placed)
+        choice = _choose_victims(state, trial, applicant, bands, closed, memory)
         spare = reclaimable_units(state, applicant) if choice is None else []
         for surplus in spare:  # preemption and surplus each may be too little, but enough together
             surplus.move_share(trial, +1)
         if spare:
-            choice = _choose_victims(state, trial, applicant, bands, closed)
-        return choice, trial.jobs_examined
+            choice = _choose_victims(state, trial, applicant, bands, closed, memory, "with surplus")
+        return choice
 
 
 def _choose_victims(
-    state: Tables, trial: HypotheticalPool, applicant: Applicant, bands: list[Band], closed: Container[NodeName]
+    state: Tables,
+    trial: HypotheticalPool,
+    applicant: Applicant,
+    bands: list[Band],
+    closed: Container[NodeName],
+    memory: SearchMemory,
+    which: str = "",
 ) -> PreemptionChoice | None:
     """Return the cheapest choice in which no victim's tenant gives back more than it has borrowed."""
     may, of_band = is_victim_for(state, applicant), is_preemptable_by_band(state, applicant)
     since = state.now - state.policy.preemption.shield_s
     held: dict[JobId, None] = {}
     for _ in range(MAX_TRIES):
-        request = applicant.shape.request
-        choice = choose_victims(trial, request, lambda job: job.job_id not in held and may(job), bands, since, closed)
+        request, memory.scope = applicant.shape.request, (which, *held)
+        choice = choose_victims(
+            trial, request, lambda job: job.job_id not in held and may(job), bands, since, closed, memory
+        )
         if choice is None:
             return None
         # The search does not know quotas: a victim whose tenant would fall below its quota is excluded, and the search
@@ -328,9 +361,11 @@ def try_preempt(
     if not wait_s and not surplus_suffices(state, applicant):
         # Machines held for other applicants are closed: victims there would make room for those.
         held = _nodes_held_before(state, applicant) if holds is None else holds.nodes_held_for_others(applicant)
-        choice, work = _search_victims(state, applicant, held)
-        claimed = sum(share.members for claim in state.claims.values() for share in claim.shares)
-        state.queue.work += SEARCH_WORK + work + claimed
+        try:
+            choice = _continue_search(state, applicant, held)
+        except SearchPaused:
+            state.timers.set(("seek", applicant.id), state.now + NEXT_STEP_S)
+            return False
     if choice is None or not choice.units:
         _back_off(state, applicant, wait_s)
         return False

@@ -28,6 +28,7 @@ from fray.model.resources import Demand
 from fray.scheduler.pool.free_capacity import FreeCapacity
 from fray.scheduler.pool.pool import MachinePool
 from fray.scheduler.pool.requests import MemberGroup, Placement, PlacementRequest
+from fray.scheduler.preemption.candidates import CandidateMachines, SearchMemory, SearchPaused, SearchProgress
 from fray.scheduler.preemption.cost import (
     NO_COST,
     Cost,
@@ -45,6 +46,8 @@ MIN_SITES, SITES_FACTOR = 24, 2
 """Sites examined first (or twice as many as necessary), of the cheapest jobs; and the factor of later rounds."""
 JOBS_BEFORE_MACHINES, FEW_MACHINES = 200, 64
 """Number of jobs after which, if there are few candidate machines, jobs are sought on these."""
+CHOICE_WORK = 20
+"""Jobs that can be examined in the time in which one member's victims are chosen among the sites."""
 MAX_SPARED = 64
 """Maximum number of victims that are tentatively dropped for a request of several parts."""
 Eligible: TypeAlias = Callable[[JobRow], bool]
@@ -78,6 +81,7 @@ def choose_victims(
     bands: Sequence[Band],
     since: float,
     closed: Container[NodeName] = (),
+    memory: SearchMemory | None = None,
 ) -> PreemptionChoice | None:
     """Return the cheapest whole jobs whose end makes the request fit; None if there are none.
 
@@ -87,17 +91,26 @@ def choose_victims(
         bands: bands to search, the latest first.
         since: exempts jobs that were placed later.
         closed: machines that may not be used.
+        memory: what was found in earlier steps, and the budget of this one; None for a search without a limit.
+
+    Raises:
+        SearchPaused: the budget is spent.
     """
-    search = _VictimSearch(trial, eligible, bands, since)
+    memory = memory or SearchMemory()
+    search = _VictimSearch(trial, eligible, bands, since, memory)
     found = [
         units
         # Room in two regions does not add up where the request has to be in one: each of them is searched by itself.
-        for shut in _closed_by_locality(trial.pool, request, closed)
-        if (units := search.search_request(request, shut)) is not None
+        for number, shut in enumerate(_closed_by_locality(trial.pool, request, closed))
+        if (units := search.search_request(request, shut, number)) is not None
     ]
     # The search compares plain numbers, machine by machine. The cheapest choice that the pool itself confirms is taken.
     for units in sorted(found, key=total_cost):
-        choice = search.verify_choice(request, units, closed)
+        fresh = search.renew(units)
+        if fresh is None:
+            memory.forget()
+            raise SearchPaused
+        choice = search.verify_choice(request, fresh, closed)
         if choice is not None:
             return choice
     if len(request.parts) > 1:  # parts compete for machines
@@ -118,24 +131,6 @@ def _closed_by_locality(
 
 
 @define(eq=False)
-class _CandidateMachines:
-    """A machine, or all hosts of a slice."""
-
-    nodes: tuple[NodeName, ...]
-    free: dict[NodeName, FreeCapacity]
-    """Free capacity before any job is ended."""
-    units: list[PreemptionUnit]
-    """Jobs on it that may be ended, the cheapest first."""
-    shares_by_job: dict[JobId, list[tuple[NodeName, Demand, tuple[str, ...]]]]
-    """Machine, demand and devices of each attempt on it, which its end frees."""
-    runs_held: int = 0
-    """Number of members (or slices) it holds as it is."""
-    cheapest_units: list[PreemptionUnit] | None = None
-    """Cheapest jobs that make room for one more; valid until a job on it is chosen for another site."""
-    has_offer: bool = False
-
-
-@define(eq=False)
 class _VictimSearch:
     """One search in one trial."""
 
@@ -143,6 +138,7 @@ class _VictimSearch:
     eligible: Eligible
     bands: Sequence[Band]
     since: float
+    memory: SearchMemory
     _units: dict[str, PreemptionUnit | None] = Factory(dict)
     """Jobs that end together, by key."""
 
@@ -157,14 +153,14 @@ class _VictimSearch:
     # The whole request
 
     def search_request(
-        self, request: PlacementRequest, closed: Container[NodeName]
+        self, request: PlacementRequest, closed: Container[NodeName], number: int
     ) -> tuple[PreemptionUnit, ...] | None:
-        """Search part by part, with the parts before it placed."""
+        """Search part by part, with the parts before it placed; with a number for each set of closed machines."""
         mark = self.trial.mark
         found: dict[str, PreemptionUnit] = {}
         try:
-            for part in request.parts:
-                units = self._search_part(part, closed)
+            for place, part in enumerate(request.parts):
+                units = self._search_part(part, closed, (number, place))
                 if units is None:
                     return None
                 # Parts compete for the same machines: each is placed before the next one is searched.
@@ -211,34 +207,72 @@ class _VictimSearch:
         self.trial.undo_to(mark)
         return PreemptionChoice(tuple(chosen), placed) if placed is not None else None
 
-    def _search_part(self, part: MemberGroup, closed: Container[NodeName]) -> list[PreemptionUnit] | None:
-        found = [self._search_demand(demand, part, closed) for demand in part.choices]
+    def renew(self, units: Sequence[PreemptionUnit]) -> list[PreemptionUnit] | None:
+        """Return these jobs as they are now, some of which were found in an earlier step; None if one may not be ended
+        any more."""
+        fresh = [self._unit_of(unit.roots[0]) for unit in units]
+        return None if None in fresh else [unit for unit in fresh if unit is not None]
+
+    def _search_part(
+        self, part: MemberGroup, closed: Container[NodeName], place: tuple[int, int]
+    ) -> list[PreemptionUnit] | None:
+        found = [
+            self._search_demand(demand, part, closed, self.memory.progress(*place, demand)) for demand in part.choices
+        ]
         return min((units for units in found if units is not None), key=total_cost, default=None)
 
     # One demand
 
     def _search_demand(
-        self, demand: Demand, part: MemberGroup, closed: Container[NodeName]
+        self, demand: Demand, part: MemberGroup, closed: Container[NodeName], progress: SearchProgress
     ) -> list[PreemptionUnit] | None:
         hosts = part.slice_hosts or 1
         # Only the members that do not fit yet need victims.
         missing = part.members // hosts - self._runs_that_fit(demand, part, closed)
         if missing <= 0:
             return []
-        names = self._candidate_sites(demand, closed, hosts)
-        sites: list[_CandidateMachines] = []
+        names = self._candidate_sites(demand, closed, hosts, progress)
+        sites = progress.sites = self._current_sites(progress.sites, demand, closed)
         # The cheapest jobs are likely to suffice, and sites are made as they are needed. Only if they do not suffice is
         # the search widened: a bound on its cost where thousands of jobs run.
-        limit = max(MIN_SITES, 2 * missing)
+        limit, before = max(progress.limit, MIN_SITES, 2 * missing), progress.count
         while True:
-            for nodes in names:
-                sites.append(self._make_site(nodes, demand))
-                if len(sites) >= limit:
-                    break
+            try:
+                while progress.count < limit and (nodes := next(names, None)) is not None:
+                    # At least one in each step, so that the search ends.
+                    if self.memory.budget <= 0 and progress.count > before:
+                        raise SearchPaused
+                    sites.append(self._make_site(nodes, demand))
+                    progress.count += 1
+                    progress.examined |= dict.fromkeys(nodes)
+                if progress.count > before and self.memory.budget < CHOICE_WORK * missing:
+                    raise SearchPaused
+            except SearchPaused:
+                # What does not help by itself may do so beside other ends, but is too much to keep.
+                progress.sites = [site for site in sites if not site.has_offer or site.cheapest_units is not None]
+                raise
             units = self._cheapest(sites, demand, missing)
-            if units is not None or len(sites) < limit:
+            if units is not None or progress.count < limit:
                 return units
-            limit *= SITES_FACTOR
+            limit = progress.limit = limit * SITES_FACTOR
+
+    def _current_sites(
+        self, sites: Iterable[CandidateMachines], demand: Demand, closed: Container[NodeName]
+    ) -> list[CandidateMachines]:
+        """Return sites of an earlier step as they are now, without those that are closed."""
+        usable = self.pool.usable(demand)
+        return [
+            site if self._is_current(site) else self._make_site(site.nodes, demand)
+            for site in sites
+            if all(node in usable and node not in closed for node in site.nodes)
+        ]
+
+    def _is_current(self, site: CandidateMachines) -> bool:
+        return all(
+            list(self.state.on_node[node]) == site.attempts[node]
+            and FreeCapacity.of(self.pool.machines[node]) == site.free[node]
+            for node in site.nodes
+        )
 
     def _runs_that_fit(self, demand: Demand, part: MemberGroup, closed: Container[NodeName]) -> int:
         """Return how many members (or slices) fit without ending anything."""
@@ -251,15 +285,16 @@ class _VictimSearch:
         return count
 
     def _candidate_sites(
-        self, demand: Demand, closed: Container[NodeName], hosts: int
+        self, demand: Demand, closed: Container[NodeName], hosts: int, progress: SearchProgress
     ) -> Iterator[tuple[NodeName, ...]]:
         """Return sites with jobs that may be ended, those of the cheapest jobs first."""
         if all(name in closed for name in self.pool.machines):
             return
-        known: dict[NodeName, bool] = {}
+        known = dict.fromkeys(progress.examined, False)
         """Machines looked at, and whether each could hold a member if it were empty."""
-        jobs = self._jobs_in_order()
-        yield from self._sites_of_jobs(islice(jobs, JOBS_BEFORE_MACHINES), known, demand, closed, hosts)
+        jobs = self._jobs_in_order(progress)
+        soon = islice(jobs, max(0, JOBS_BEFORE_MACHINES - progress.visited))
+        yield from self._sites_of_jobs(soon, known, demand, closed, hosts)
         more = next(jobs, None)
         if more is None:
             return
@@ -308,15 +343,33 @@ class _VictimSearch:
             known[name] = name in self.pool.usable(demand) and name not in closed
         return known[name]
 
-    def _jobs_in_order(self) -> Iterator[JobRow]:
-        """Yield jobs of the latest band first, within a band the last placed first, each with what it owns."""
+    def _jobs_in_order(self, progress: SearchProgress | None = None) -> Iterator[JobRow]:
+        """Yield jobs of the latest band first, within a band the last placed first, each with what it owns.
+
+        With the progress of a search they begin where it stopped, and it is noted how far they got. Raises SearchPaused
+        if its budget is spent.
+        """
+        start = progress.position if progress is not None else None
+        if start is not None and start[0] not in self.bands:
+            start = None
         for band in self.bands:
             line = self.state.running_by_band[band]
             # Sorted by placement: shielded jobs, placed after ``since``, are cut off. The last placed has the least to
             # lose, unless there are checkpoints.
-            for at in range(bisect_right(line, self.since, key=lambda entry: entry[0]) - 1, -1, -1):
+            count = bisect_right(line, self.since, key=lambda entry: entry[0])
+            if start is not None:
+                if band is not start[0]:
+                    continue
+                # With that job: it may have members on other machines.
+                count, start = min(count, bisect_right(line, start[1])), None
+            for at in range(count - 1, -1, -1):
+                if progress is not None:
+                    if self.memory.budget <= 0:
+                        raise SearchPaused
+                    progress.position = band, line[at]
+                    progress.visited += 1
                 job = self.state.jobs[line[at][2]]
-                self.trial.jobs_examined += 1
+                self.memory.count_examined(1)
                 yield job
                 # Children end with it, and may free machines elsewhere.
                 if self._has_children(job):
@@ -328,7 +381,7 @@ class _VictimSearch:
         ranks = {band: rank for rank, band in enumerate(self.bands)}
         for attempt in (self.state.attempts[id_] for name in names for id_ in self.state.on_node[name]):
             job = self.state.jobs[attempt.job_id]
-            self.trial.jobs_examined += 1
+            self.memory.work += 1  # listed again in each step, so it is not limited
             keys = [
                 (ranks[one.band], -(one.placed_at or 0.0), -one.order)
                 for one in (job, *ancestors(self.state, job))
@@ -354,13 +407,13 @@ class _VictimSearch:
             self._units[key] = unit_of(self.state, job) if may else None
         return self._units[key]
 
-    def _make_site(self, nodes: tuple[NodeName, ...], demand: Demand) -> _CandidateMachines:
+    def _make_site(self, nodes: tuple[NodeName, ...], demand: Demand) -> CandidateMachines:
         found: dict[str, PreemptionUnit] = {}
         here: dict[JobId, list[tuple[NodeName, Demand, tuple[str, ...]]]] = {}
         state, ended_jobs = self.state, self.trial.ended_jobs
-        for node in nodes:
-            on_node = state.on_node[node]
-            self.trial.jobs_examined += len(on_node)
+        attempts = {node: list(state.on_node[node]) for node in nodes}
+        for node, on_node in attempts.items():
+            self.memory.count_examined(len(on_node))
             for attempt in map(state.attempts.__getitem__, on_node):
                 job_id = attempt.job_id
                 job = state.jobs[job_id]
@@ -377,17 +430,18 @@ class _VictimSearch:
                     if (one.placed_at or 0.0) <= self.since and (unit := self._unit_of(one)) is not None:
                         found[unit.key] = unit
         rooms = {node: FreeCapacity.of(self.pool.machines[node]) for node in nodes}
-        site = _CandidateMachines(nodes, rooms, sorted(found.values(), key=attrgetter("order")), here)
+        site = CandidateMachines(nodes, rooms, attempts, sorted(found.values(), key=attrgetter("order")), here)
         site.runs_held = _members_held(rooms, demand)
+        self._cheapest_on_site(site, demand, {})
         return site
 
-    def _runs(self, site: _CandidateMachines, demand: Demand, ended: Iterable[PreemptionUnit]) -> int:
+    def _runs(self, site: CandidateMachines, demand: Demand, ended: Iterable[PreemptionUnit]) -> int:
         """Return how many members (or slices) the site holds after these have ended."""
         rooms, _ = self._free_after(site, ended)
         return _members_held(rooms, demand)
 
     def _free_after(
-        self, site: _CandidateMachines, ended: Iterable[PreemptionUnit]
+        self, site: CandidateMachines, ended: Iterable[PreemptionUnit]
     ) -> tuple[dict[NodeName, FreeCapacity], dict[JobId, None]]:
         """Return what is free there after that, and which jobs have ended."""
         rooms = {node: room.copy() for node, room in site.free.items()}
@@ -398,7 +452,7 @@ class _VictimSearch:
 
     def _add_freed(
         self,
-        site: _CandidateMachines,
+        site: CandidateMachines,
         rooms: dict[NodeName, FreeCapacity],
         gone: dict[JobId, None],
         unit: PreemptionUnit,
@@ -412,11 +466,11 @@ class _VictimSearch:
                 for node, demand, devices in shares:
                     rooms[node].add(machines[node], demand, devices)
 
-    def _on_site(self, site: _CandidateMachines, ended: dict[str, PreemptionUnit]) -> dict[str, PreemptionUnit]:
+    def _on_site(self, site: CandidateMachines, ended: dict[str, PreemptionUnit]) -> dict[str, PreemptionUnit]:
         return {unit.key: unit for unit in site.units if unit.key in ended} if ended else {}
 
     def _cheapest_on_site(
-        self, site: _CandidateMachines, demand: Demand, chosen: dict[str, PreemptionUnit]
+        self, site: CandidateMachines, demand: Demand, chosen: dict[str, PreemptionUnit]
     ) -> list[PreemptionUnit] | None:
         """Return the cheapest jobs whose end makes room for one more there; None if there are none."""
         # A flag of its own, as None is a valid offer: no jobs of the site help.
@@ -428,7 +482,7 @@ class _VictimSearch:
         return site.cheapest_units
 
     def _find_cheapest_on_site(
-        self, site: _CandidateMachines, demand: Demand, ended: dict[str, PreemptionUnit]
+        self, site: CandidateMachines, demand: Demand, ended: dict[str, PreemptionUnit]
     ) -> list[PreemptionUnit] | None:
         rooms, gone = self._free_after(site, ended.values())
         want = _members_held(rooms, demand) + 1
@@ -451,7 +505,7 @@ class _VictimSearch:
         return list(picked.values())
 
     def _cheapest(
-        self, sites: Sequence[_CandidateMachines], demand: Demand, missing: int
+        self, sites: Sequence[CandidateMachines], demand: Demand, missing: int
     ) -> list[PreemptionUnit] | None:
         """Take the cheapest offers until there is enough room, and drop victims that are not necessary."""
         chosen: dict[str, PreemptionUnit] = {}
@@ -468,12 +522,7 @@ class _VictimSearch:
             if offer is not None:
                 line.append((total_cost(offer), index))
         heapq.heapify(line)
-        while sum(gains) < missing:
-            if not line:
-                # With more sites the choice begins from nothing, and so do their offers.
-                for index in changed:
-                    sites[index].has_offer = False
-                return None
+        while line and sum(gains) < missing:
             cost, index = heapq.heappop(line)
             offer = self._cheapest_on_site(sites[index], demand, chosen)
             if offer is None:
@@ -490,15 +539,20 @@ class _VictimSearch:
                 changed[touched] = None
                 gains[touched] = self._gain(sites[touched], demand, chosen)
                 heapq.heappush(line, (NO_COST, touched))
+        # Another choice, with more sites or in the next step, begins from nothing, and so do their offers.
+        for index in changed:
+            sites[index].has_offer = False
+        if sum(gains) < missing:
+            return None
         # A later choice may have made an earlier one unnecessary.
         return self._drop_spare_victims(sites, sites_of, demand, chosen, sum(gains) - missing, gains)
 
-    def _gain(self, site: _CandidateMachines, demand: Demand, ended: dict[str, PreemptionUnit]) -> int:
+    def _gain(self, site: CandidateMachines, demand: Demand, ended: dict[str, PreemptionUnit]) -> int:
         return self._runs(site, demand, self._on_site(site, ended).values()) - site.runs_held
 
     def _drop_spare_victims(
         self,
-        sites: Sequence[_CandidateMachines],
+        sites: Sequence[CandidateMachines],
         sites_of: dict[str, list[int]],
         demand: Demand,
         chosen: dict[str, PreemptionUnit],

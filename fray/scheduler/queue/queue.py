@@ -78,7 +78,7 @@ class Queue:
         self.work = 0
         """Work on plans and searches for victims in this step, in units of about 10 µs."""
         self.is_unfinished = False
-        """True if the last pass has left a plan to the next step."""
+        """True if a plan, or another pass, was left to the next step."""
         self.changes = 0
         """Count of all changes."""
         self._arrivals: deque[Applicant] = deque()

@@ -6,14 +6,14 @@ Each row is changed in one place, indexed and marked to be saved there. Rows are
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from fray.model.ids import ActorId, AttemptId, BlobId, JobId, Namespace, NodeName, SessionId, attempt_id
 from fray.model.policy.priority import Band
 from fray.model.resources import Demand
 from fray.model.specs import JobSpec, Outcome
 from fray.scheduler.lifecycle import JobPhase, SessionPhase
-from fray.scheduler.pool.requests import MemberGroup, PlacementRequest, confine_to, part_of, request_of
+from fray.scheduler.pool.requests import MemberGroup, PlacedShare, PlacementRequest, confine_to, part_of, request_of
 from fray.scheduler.queue.applicant import Applicant, ApplicantKind, PlacementShape, StartPlan
 from fray.scheduler.queue.fair_share import Tenant
 from fray.scheduler.state.indexes import (
@@ -91,6 +91,7 @@ class Tables(MachineTables):
         self.registrations_by_incarnation: OneToMany[str, ActorId] = OneToMany()
 
         # Caches and decisions of the last passes: they are not rebuilt from rows, but made again when they are needed.
+        self._known_shares: dict[JobId, list[PlacedShare]] = {}  # of jobs with machines, see `machine_shares`
         self.feasible_at: dict[MemberGroup, int] = {}
         """`Pool.machines_version` at which a request was found to fit joined, declared or obtainable machines."""
         self.start_plans: dict[str, StartPlan] = {}
@@ -99,6 +100,8 @@ class Tables(MachineTables):
         """Inputs of the last search for jobs to place on lent CPUs (`lending`)."""
         self.search_backoffs: dict[SearchKey, tuple[float, float]] = {}
         """Applicants that found no victims: time of the next search, and the pause before it in seconds."""
+        self.paused_searches: dict[SearchKey, Any] = {}
+        """Searches that are to be continued (`SearchMemory`), the one that has waited longest first."""
 
     # Loading
 
@@ -172,6 +175,19 @@ class Tables(MachineTables):
             return [only] if only is not None and only.living else []
         return [attempt for attempt in self.members(job) if attempt.living]
 
+    def machine_shares(self, job: JobRow) -> list[PlacedShare]:
+        """Return what each living member takes, and of which machine. Do not modify."""
+        found = self._known_shares.get(job.spec.job_id)
+        if found is None:
+            found = [
+                (each.node, (self.share_of(each), each.devices, tuple(each.ports.values()) if each.ports else ()))
+                for each in self.living_members(job)
+            ]
+            # One plan and one search after another ask this of the hundreds of jobs that end, or may end, next.
+            if job.phase is JobPhase.CLOSING or job.is_active:
+                self._known_shares[job.spec.job_id] = found
+        return found
+
     def add_attempt(self, attempt: AttemptRow) -> None:
         """Add an attempt that the pool has already placed."""
         self.attempts[attempt.attempt_id] = attempt
@@ -213,6 +229,7 @@ class Tables(MachineTables):
         """Free the machine of an attempt that has ended."""
         job = self.jobs[attempt.job_id]
         self.generation_counts[attempt.job_id].living -= 1
+        self._known_shares.pop(attempt.job_id, None)
         del self.on_node[attempt.node][attempt.attempt_id]
         node = self.nodes.get(attempt.node)
         # The node may be forgotten already; and only cordoned ones can finish a drain.
@@ -262,6 +279,7 @@ class Tables(MachineTables):
         for id_ in list(self.lent_to.get(lender.attempt_id, ())):
             user = self.attempts[id_]
             missing = user.loans.pop(lender.attempt_id)
+            self._known_shares.pop(user.job_id, None)
             for ancestor, cpu_milli in left.items():
                 passed = min(missing, cpu_milli)
                 if passed:
@@ -358,6 +376,7 @@ class Tables(MachineTables):
 
     def on_phase_changed(self, job: JobRow, before: JobPhase) -> None:
         """Index a job by its new phase: whether it runs, or ends."""
+        self._known_shares.pop(job.job_id, None)
         self.living_jobs.move(job.spec, before, job.phase)
         if before is JobPhase.QUEUED and job.spec.wait_limit_s is not None:
             self.timers.set(("wait", job.job_id), None)

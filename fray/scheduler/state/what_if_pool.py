@@ -38,8 +38,6 @@ class HypotheticalPool:
         self._has_placed = False
         self.ended_jobs: dict[str, None] = {}
         """Jobs whose machines have been freed."""
-        self.jobs_examined = 0
-        """Number of jobs that `victims` has examined in it."""
 
     def __enter__(self) -> HypotheticalPool:
         pool = self.pool
@@ -83,10 +81,11 @@ class HypotheticalPool:
             # Marked as ended in any case, so that it is not counted twice; machines of another pool are not freed here.
             self.ended_jobs[job_id] = None
             ended.append(job_id)
-            for attempt in state.living_members(job) if job.spec.reservation_id == self.reservation else ():
-                if attempt.node in machines:
-                    share = state.share_of(attempt), attempt.devices, tuple(attempt.ports.values())
-                    shares.setdefault(attempt.node, []).append(share)
+            for node, share in state.machine_shares(job) if job.spec.reservation_id == self.reservation else ():
+                if node in shares:
+                    shares[node].append(share)
+                elif node in machines:
+                    shares[node] = [share]
         self._undo_log.append((self._restore_jobs, ended))
         # One change for each machine: hundreds of jobs end on a few dozens of them.
         for node, gone in shares.items():
