@@ -55,7 +55,7 @@ test-more: lint
 	@$(PYTEST) --more $(PARALLEL) -m "not timed" $(ARGS) || [ $$? -eq 5 ]
 	@$(PYTEST) --more -m timed $(ARGS) || [ $$? -eq 5 ]
 	@[ -n "$(ARGS)" ] || $(PY) -m tests.simulation --fresh 200 --limit-s 240 --jobs $(TEST_WORKERS) --progress-s 30
-	@[ -n "$(ARGS)" ] || FRAY_PYTHONS="3.13 3.14" tools/pythons
+	@[ -n "$(ARGS)" ] || FRAY_PYTHONS=3.14 tools/pythons
 	@[ -n "$(ARGS)" ] || $(MAKE) test-rl
 	@[ -n "$(ARGS)" ] || $(MAKE) test-tinker ARGS='-m torch'
 	@[ -n "$(ARGS)" ] || $(MAKE) test-marin ARGS='-k "constraint or marin or slices or environment or pickles or current or spec or shuffle"'

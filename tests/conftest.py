@@ -61,7 +61,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 pytest.register_assert_rewrite("v2_contract")  # imported by several files, so before any of them
 
-settings.register_profile("fixed", deadline=None, derandomize=True, print_blob=True, database=None)
+settings.register_profile("fixed", deadline=None, max_examples=50, derandomize=True, print_blob=True, database=None)
 settings.register_profile("random", deadline=None, print_blob=True)
 
 

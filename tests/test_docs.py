@@ -19,6 +19,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 NEEDS_EXTRAS = {"examples.md", "from-ray.md"}
+LONG = {"upgrade.md"}
+"""Pages that only ``make test-all`` runs, as they take half a minute."""
 """Pages that import pyarrow or Ray, which only `make test-all` installs."""
 NEEDS_TORCH = re.compile(r"^(import torch|from fray import .*\b(rl|tinker)\b|from fray\.(rl|tinker)\b)", re.MULTILINE)
 """Found in pages whose blocks `make test-rl` runs."""
@@ -73,7 +75,7 @@ def needs_torch(page: Path) -> bool:
 
 
 def _marks(page: Path) -> list[pytest.MarkDecorator]:
-    marks = dict.fromkeys(NEEDS_EXTRAS, pytest.mark.full) | {"first-hour.md": pytest.mark.first_hour}
+    marks = dict.fromkeys(NEEDS_EXTRAS | LONG, pytest.mark.full) | {"first-hour.md": pytest.mark.first_hour}
     if needs_torch(page):
         missing = importlib.util.find_spec("torch") is None
         skipped = pytest.mark.skipif(missing, reason="needs torch: make test-rl")

@@ -13,7 +13,7 @@ from tests.fuzz.fuzzing import LIVE, fuzz
 from tests.fuzz.mutation import mutate, mutate_json
 from tests.fuzz.targets import TARGETS, build_bundle
 
-SECONDS = 30.0
+SECONDS = 10.0
 
 
 @pytest.mark.parametrize("name", TARGETS)

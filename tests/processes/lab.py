@@ -75,7 +75,11 @@ class Lab:
         return process.wait(timeout=15)
 
     def close(self) -> None:
-        for name in list(self.running):
+        """End the nodes, all at once, and then the controller: without it, each would wait for it for five seconds."""
+        for process in self.running.values():
+            if process is not self.running.get("controller"):
+                process.send_signal(signal.SIGTERM)
+        for name in sorted(self.running, key="controller".__eq__):
             self.kill(name, signal.SIGTERM)
 
 

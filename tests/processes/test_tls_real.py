@@ -208,7 +208,6 @@ async def wait_at(gate: object, file: str) -> str:
     return str(await gate.wait(file))  # type: ignore[attr-defined]
 
 
-@pytest.mark.promise("P9")
 async def test_the_token_is_replaced_under_a_job_and_calls_in_flight(
     lab: TlsLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("sync", ["sync", "fully-async"])
+@pytest.mark.parametrize("sync", [pytest.param("sync", marks=pytest.mark.full), "fully-async"])
 def test_a_model_that_knows_nothing_learns_to_copy_digits(sync: str) -> None:
     run = digits_run(sync=sync, rollout=copy_digits_in_groups, episode="group", progress=False)
     result = trio.run(run.main)

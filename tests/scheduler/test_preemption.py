@@ -137,6 +137,22 @@ def test_freed_machines_are_claimed_and_no_second_preemption_follows() -> None:
     assert scheduler.state.claims == {}
 
 
+def test_a_claim_is_served_at_once_behind_a_starving_job_that_holds_all_machines() -> None:
+    scheduler = make_cluster(shield_s=0.0)
+    scheduler.launch(production("base", 3), batch("work"))
+    scheduler.launch(production("whole", 4))  # it has no victims: they would not suffice
+    scheduler.now = 1.0
+    scheduler.launch(production("prod"))
+    assert going(scheduler) == ["work:0:0"]
+    scheduler.now = 100.0
+    obey(scheduler)
+    assert list(scheduler.state.queue.held_machines["whole"].nodes) == ["n1"]
+    assert "prod" in placed(scheduler)
+    scheduler.launch(production("later"))
+    scheduler.see("prod:0:0", ended())
+    assert "later" not in placed(scheduler)  # without a claim it waits behind the starving job
+
+
 def test_a_claim_ends_with_its_applicant() -> None:
     scheduler = make_cluster(cpu=1)
     scheduler.launch(batch("work"))

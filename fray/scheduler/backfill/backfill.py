@@ -336,7 +336,8 @@ class MachineHolds:
         for node, demands in shares.items():
             if node not in machines or not all(can_hold(machines[node], demand) for demand, _ in demands):
                 return None  # something there has not ended yet: the usual case
-        closed = {*machines.keys() - shares.keys(), *self._starving_nodes_for(applicant)}
+        # Also on machines held for starving applicants, which the claim keeps from these anyway.
+        closed = machines.keys() - shares.keys()
         holds, request = self._binding_holds(applicant), applicant.shape.request
         with HypotheticalPool(self.state, applicant.shape.reservation) as trial:
             excluded = _ExcludedMachines(self.remaining, trial.pool, request, holds, closed)

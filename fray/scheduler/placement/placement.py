@@ -1,8 +1,8 @@
 """Placement passes: which applicants are tried, in which order, and what is held for those that do not fit.
 
 Later applicants may pass one that does not fit. But once it has waited ``starve_s``, they may not take anything of the
-machines it could use until it is placed. Applicants that take nothing, and jobs launched by running jobs (for which
-those may be waiting), are not held back.
+machines it could use until it is placed. Not held back are applicants that take nothing, jobs launched by running jobs
+(for which those may be waiting), and those whose victims have ended, as their claims keep these machines anyway.
 
 A pass tries what could fit now and did not before: new applicants, those that fit a machine on which something was
 freed, and all of them when the pool's version has changed. A few candidates are sorted by their order; otherwise the
@@ -208,6 +208,9 @@ class PlacementPass:
         # All machines are held, but never against what takes nothing or belongs to a running job.
         if self.is_cut_short:
             self._walk_to_end([lane.waiting for lane in queue.exempt])
+            # Nor against those whose victims have ended: a claim binds all others, so its machines would be idle.
+            for want in self.claiming_shapes:
+                self._place_claimants(want)
         self.holds.finish()
         self._release_holds(queue.held_machines)
         queue.is_unfinished = self.holds.is_out_of_work
