@@ -135,6 +135,11 @@ class Route:
         return f"<Route to {self.label}: {where}, {len(self._waiting)} calls wait>"
 
     @property
+    def is_gone(self) -> bool:
+        """True once the actor is gone for good."""
+        return self.loss is not None and not self.may_return
+
+    @property
     def is_connected(self) -> bool:
         return self.binding is not None and self.binding.connection.connected
 
@@ -376,12 +381,12 @@ class Route:
         self._directory = directory
         self._unwatch = directory.watch(self.key, self._on_names)
         # The watch reports at once, within `watch`: then there was no `_unwatch` yet for `_on_ended` to call.
-        if self.loss is not None and not self.may_return:
+        if self.is_gone:
             self.close()
 
     def _on_names(self, names: Names, blobs: Sequence[Bytes]) -> None:
         # An end for good is final: a report that was delayed must not revive the actor.
-        if self.loss is not None and not self.may_return:
+        if self.is_gone:
             return
         if names.ended is not None and names.may_return:
             self._on_silence(loss_of_outcome(names.ended, blobs))
