@@ -10,9 +10,9 @@ PYTEST := $(PY) -m pytest
 RL_NEEDS := filelock\nfsspec\njinja2\nnetworkx\nsetuptools\nsympy\ntyping-extensions\nhttpx\nhypercorn\nnumpy\nomegaconf\n
 RL_NEEDS := $(RL_NEEDS)openai\nprotobuf\npsutil\nrich\nsafetensors\nstarlette\ntensorboard\ntokenizers\ntransformers\n
 PARALLEL := -n $(TEST_WORKERS) --dist loadgroup
-# Tests of runs wait for their processes more than they compute.
-RL_WORKERS ?= $(shell echo $$(( $(TEST_WORKERS) + 1 )))
-RL_PARALLEL := -n $(RL_WORKERS) --dist loadgroup
+# Tests of processes wait for these more than they compute.
+MORE_WORKERS ?= $(shell echo $$(( $(TEST_WORKERS) + 1 )))
+MORE_PARALLEL := -n $(MORE_WORKERS) --dist loadgroup
 
 .PHONY: help demo test test-all test-more venv-rl test-rl test-tinker test-marin network lint docs man campaign mutants bench peers clean constraints venv
 
@@ -52,7 +52,7 @@ test-all: test test-more
 test-more: lint
 	@tools/venv test
 	@tools/venv docs
-	@$(PYTEST) --more $(PARALLEL) -m "not timed" $(ARGS) || [ $$? -eq 5 ]
+	@$(PYTEST) --more $(MORE_PARALLEL) -m "not timed" $(ARGS) || [ $$? -eq 5 ]
 	@$(PYTEST) --more -m timed $(ARGS) || [ $$? -eq 5 ]
 	@[ -n "$(ARGS)" ] || $(PY) -m tests.simulation --fresh 200 --limit-s 240 --jobs $(TEST_WORKERS) --progress-s 30
 	@[ -n "$(ARGS)" ] || FRAY_PYTHONS=3.14 tools/pythons
@@ -67,14 +67,14 @@ venv-rl:
 # Its types are checked there. The pages come first: each is one long test.
 test-rl: venv-rl
 	@.venv-rl/bin/python -m mypy fray/rl
-	@.venv-rl/bin/python -m pytest $(RL_PARALLEL) -m torch tests/test_docs.py tests/rl $(ARGS) || [ $$? -eq 5 ]
+	@.venv-rl/bin/python -m pytest $(MORE_PARALLEL) -m torch tests/test_docs.py tests/rl $(ARGS) || [ $$? -eq 5 ]
 
 # Each release of the SDK has an environment, too: pip makes one on each processor.
 test-tinker:
 	@{ tools/venv tinker-0.25 && tools/venv tinker-0.38 || echo "tests of the Tinker SDK are skipped"; \
 	tools/venv schemathesis || echo "the test with schemathesis is skipped"; } & others=$$!; \
 	$(MAKE) venv-rl; status=$$?; wait $$others; exit $$status
-	@.venv-rl/bin/python -m pytest $(RL_PARALLEL) tests/tinker $(ARGS)
+	@.venv-rl/bin/python -m pytest $(MORE_PARALLEL) tests/tinker $(ARGS)
 
 # A real Iris, started by the tests, in an environment of its own; `make test-all` runs a selection, as the contract of all
 # clients takes four minutes.
