@@ -30,7 +30,6 @@ from fray.runtime.actors.light import (
 from fray.runtime.actors.methods import check_concurrency
 from fray.runtime.actors.pending_calls import FIRST_LIGHT
 from fray.runtime.calls.range_set import LONG_AGO, RangeSet
-from fray.runtime.calls.route import Route
 from fray.runtime.controller_client.jobs import JobRecord
 from fray.runtime.runtime import Runtime
 from fray.runtime.serialization import errors, pickling
@@ -64,10 +63,6 @@ class ActorHost:
     @property
     def name(self) -> str:
         return label_of(self._handle)
-
-    @property
-    def _route(self) -> Route:
-        return self._runtime.caller.route(f"actor:{actor_id_of(self._handle)}")
 
     @overload
     async def create_actor(self, cls: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> ActorHandle[T]: ...
@@ -200,7 +195,7 @@ class ActorHost:
         if not isinstance(cls, type):
             raise InvalidRequest(f"create_actor needs a class, not {cls!r}")
         # Calls may know the end before the controller's report of the job comes.
-        if self._record.ended.is_set() or self._route.is_gone:
+        if self._record.ended.is_set() or self._handle._connection_route().is_gone:
             raise ActorDied(f"host {self.name} has ended: no actor can be created in it")
         if len(self._handles) + len(names) > GROUP_LIMIT:
             raise InvalidRequest(
@@ -232,6 +227,7 @@ class ActorHost:
         """Create the living actors again in each new incarnation of the host, and process the ends of actors; as long
         as the host lives.
         """
+        route = self._handle._connection_route()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._until_ended, nursery.cancel_scope)
             while True:
@@ -242,8 +238,8 @@ class ActorHost:
                                 for ended in self._ends_in(event):
                                     self._on_ended(ended)
                 except ActorDied:
-                    await self._route.wait_while_silent()  # the next stream waits for the next incarnation or the end
-                    if self._route.is_gone:
+                    await route.wait_while_silent()  # the next stream waits for the next incarnation or the end
+                    if route.is_gone:
                         # It has ended for good, and each further stream would fail at once: the end of a scope, for
                         # one, is known here before the controller confirms it, which may be away.
                         await self._record.ended.wait()

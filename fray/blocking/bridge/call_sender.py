@@ -29,7 +29,7 @@ class CallSender:
     @property
     def is_over(self) -> bool:
         """True if the actor will never be ready again, as far as is known here."""
-        return self._route.loss is not None and not self._route.may_return
+        return self._route.is_gone
 
     def make(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallFuture:
         """Return the call, with pickled arguments. Raises NotPicklable, MessageTooLarge, or the error that ended the
